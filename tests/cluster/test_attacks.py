@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from photon.logs.files import glob_matches
 from tests.system import join, join_arguments, joined_pairs, photon, write_lines
 
 EVENTS = 200
+Refusal = Callable[[Path], str]
 
 
 def make_logs(directory: Path) -> Path:
@@ -46,20 +47,23 @@ def attacked(done_run: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def refusal(directory: Path) -> str:
+@pytest.fixture
+def refusal(command: Any) -> Refusal:
     """What a run says that must fail, in one line, and write nothing."""
-    before = joined_pairs(directory / "out")
-    run = photon(*join_arguments(directory / "logs", directory / "out"))
-    assert run.returncode in (1, 2)
-    assert run.stdout == ""
-    assert run.stderr.count("\n") == 1
-    assert joined_pairs(directory / "out") == before
-    return run.stderr
+
+    def told(directory: Path) -> str:
+        before = joined_pairs(directory / "out")
+        run = command(*join_arguments(directory / "logs", directory / "out"))
+        assert (run.out, run.err.count("\n")) == ("", 1) and run.status in (1, 2)
+        assert joined_pairs(directory / "out") == before
+        return str(run.err)
+
+    return told
 
 
 @pytest.mark.parametrize("lost", [["r0", "r1"], ["r0", "r1", "r2"]])
 def test_a_registry_that_lost_most_replicas_is_not_asked_what_was_joined(
-    attacked: Path, lost: list[str]
+    refusal: Refusal, attacked: Path, lost: list[str]
 ) -> None:
     for name in lost:
         shutil.rmtree(attacked / "out" / ".photon" / "registry" / name)
@@ -78,7 +82,7 @@ def test_a_registry_that_lost_most_replicas_is_not_asked_what_was_joined(
     ],
 )
 def test_a_registry_whose_journals_were_cut_short_is_found_to_have_forgotten(
-    attacked: Path, cut: str, told: str
+    refusal: Refusal, attacked: Path, cut: str, told: str
 ) -> None:
     journals = list((attacked / "out" / ".photon" / "registry").glob(f"r*/{cut}/journal-*.log"))
     assert len(journals) >= 3
@@ -87,7 +91,9 @@ def test_a_registry_whose_journals_were_cut_short_is_found_to_have_forgotten(
     assert told in refusal(attacked)
 
 
-def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(attacked: Path) -> None:
+def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(
+    refusal: Refusal, attacked: Path
+) -> None:
     shutil.rmtree(attacked / "out" / ".photon")
     assert "knows nothing of" in refusal(attacked)
 
@@ -102,12 +108,14 @@ def test_a_run_that_was_killed_before_the_registry_was_up_is_resumed(tmp_path: P
     assert join(tmp_path / "logs", tmp_path / "out")["joined"] == EVENTS
 
 
-def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(attacked: Path) -> None:
+def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(refusal: Refusal, attacked: Path) -> None:
     (attacked / "out" / ".photon" / "run.json").write_text("[]")
     assert "run.json: cannot be read" in refusal(attacked)
 
 
-def test_an_output_that_is_empty_though_the_run_has_written_to_it_stops_the_start(attacked: Path) -> None:
+def test_an_output_that_is_empty_though_the_run_has_written_to_it_stops_the_start(
+    refusal: Refusal, attacked: Path
+) -> None:
     """Its disk is not mounted, perhaps: what is written below the mount is hidden later."""
     shutil.rmtree(attacked / "out" / "joined")
     told = refusal(attacked)
@@ -141,42 +149,44 @@ def test_fields_by_other_names_are_told_of_with_the_setting_that_names_them(tmp_
         assert f"[{side}]" in told
 
 
-def test_two_runs_at_once_do_not_write_one_output(tmp_path: Path) -> None:
+def test_two_runs_at_once_do_not_write_one_output(command: Any, tmp_path: Path) -> None:
     logs = make_logs(tmp_path / "logs")
     with DirectoryLock(tmp_path / "out" / "joined"):
-        run = photon(*join_arguments(logs, tmp_path / "out", "--work", tmp_path / "w"))
-    assert run.returncode == 1
-    assert run.stderr.count("\n") == 1
-    assert "another photon runs" in run.stderr
+        run = command(*join_arguments(logs, tmp_path / "out", "--work", tmp_path / "w"))
+    assert run.status == 1
+    assert run.err.count("\n") == 1
+    assert "another photon runs" in run.err
 
 
-def test_a_run_is_not_fed_with_its_own_output(tmp_path: Path) -> None:
+def test_a_run_is_not_fed_with_its_own_output(command: Any, tmp_path: Path) -> None:
     logs = make_logs(tmp_path / "logs")
-    run = photon(
+    run = command(
         *("join", "--primary", logs / "queries", "--foreign", tmp_path / "**" / "*.jsonl"),
         *("--out", tmp_path / "out", "--json"),
     )
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1
-    assert "matches what this run writes" in run.stderr
+    assert run.status == 2
+    assert run.err.count("\n") == 1
+    assert "matches what this run writes" in run.err
 
 
 @pytest.mark.parametrize("empty", ["--primary", "--foreign"])
-def test_an_empty_pattern_is_not_taken_for_the_current_directory(tmp_path: Path, empty: str) -> None:
+def test_an_empty_pattern_is_not_taken_for_the_current_directory(
+    command: Any, tmp_path: Path, empty: str
+) -> None:
     logs = make_logs(tmp_path / "logs")
-    run = photon(*join_arguments(logs, tmp_path / "out", empty, ""))
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1
+    run = command(*join_arguments(logs, tmp_path / "out", empty, ""))
+    assert run.status == 2
+    assert run.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--foreign", "--work"])
-def test_a_path_that_is_no_utf_8_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+def test_a_path_that_is_no_utf_8_is_told_in_a_line(command: Any, tmp_path: Path, option: str) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")
     os.mkdir(odd)
-    run = photon(*join_arguments(make_logs(tmp_path / "logs"), tmp_path / "out", option, odd))
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1
-    assert "not UTF-8" in run.stderr
+    run = command(*join_arguments(make_logs(tmp_path / "logs"), tmp_path / "out", option, odd))
+    assert run.status == 2
+    assert run.err.count("\n") == 1
+    assert "not UTF-8" in run.err
 
 
 def test_a_pattern_next_to_the_output_is_not_refused(tmp_path: Path) -> None:
@@ -228,39 +238,41 @@ def test_a_registry_is_not_judged_before_all_its_shards_are_there(tmp_path: Path
     assert not memory.is_whole([shard(99, expected=(0, 1))], 50.0)
 
 
-def test_a_work_directory_goes_with_its_own_output_alone(attacked: Path) -> None:
+def test_a_work_directory_goes_with_its_own_output_alone(command: Any, attacked: Path) -> None:
     other = attacked / "other"
-    run = photon(*join_arguments(attacked / "logs", other, "--work", attacked / "out" / ".photon"))
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "belongs to the output" in run.stderr
+    run = command(*join_arguments(attacked / "logs", other, "--work", attacked / "out" / ".photon"))
+    assert (run.status, run.out) == (2, "")
+    assert "belongs to the output" in run.err
     assert joined_pairs(other) == {}
 
 
 @pytest.mark.long
-def test_a_datacenter_cannot_be_left_out_of_a_resumed_run(tmp_path: Path) -> None:
+def test_a_datacenter_cannot_be_left_out_of_a_resumed_run(command: Any, tmp_path: Path) -> None:
     """It may have registered what it has not written yet; the others would count that as duplicate."""
     logs = make_logs(tmp_path / "logs")
     join(logs, tmp_path / "out", "--datacenters", 2)
-    run = photon(*join_arguments(logs, tmp_path / "out"))
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "use --datacenters 2" in run.stderr
+    run = command(*join_arguments(logs, tmp_path / "out"))
+    assert (run.status, run.out) == (2, "")
+    assert "use --datacenters 2" in run.err
     assert join(logs, tmp_path / "out", "--datacenters", 3)["joined"] == EVENTS
 
 
-def test_another_field_for_the_id_is_refused_on_a_resumed_run(attacked: Path) -> None:
+def test_another_field_for_the_id_is_refused_on_a_resumed_run(command: Any, attacked: Path) -> None:
     config = attacked / "photon.toml"
     config.write_text("[foreign]\nid = 'uid'\n")
-    run = photon(*join_arguments(attacked / "logs", attacked / "out", "--config", config))
-    assert run.returncode == 2
-    assert "foreign.id was id when" in run.stderr
+    run = command(*join_arguments(attacked / "logs", attacked / "out", "--config", config))
+    assert run.status == 2
+    assert "foreign.id was id when" in run.err
 
 
-def test_primary_logs_that_are_not_there_end_a_run_before_it_gives_up_every_event(tmp_path: Path) -> None:
+def test_primary_logs_that_are_not_there_end_a_run_before_it_gives_up_every_event(
+    command: Any, tmp_path: Path
+) -> None:
     logs = make_logs(tmp_path / "logs")
     (logs / "queries" / "q.jsonl").unlink()
-    run = photon(*join_arguments(logs, tmp_path / "out"))
-    assert run.returncode == 2
-    assert "no primary log matches" in run.stderr
+    run = command(*join_arguments(logs, tmp_path / "out"))
+    assert run.status == 2
+    assert "no primary log matches" in run.err
 
 
 def test_output_that_a_pattern_reaches_through_a_link_is_refused(tmp_path):

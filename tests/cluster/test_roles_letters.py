@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.roles_kit import Roles
 from tests.health import SERVING
-from tests.system import joined_pairs, photon, write_lines
+from tests.system import joined_pairs, write_lines
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -25,12 +25,12 @@ def write_clicks(logs, *clicks):
     write_lines(logs / "clicks" / f"{'-'.join(map('-'.join, clicks))}.jsonl", lines)
 
 
-def joined_and_letters(roles, joined, letters):
+def joined_and_letters(command, roles, joined, letters):
     """Wait until these are all, by (datacenter, fate), as the command lists them."""
 
     def found():
-        done = photon("dead-letters", "list", "--config", roles.config, "--json")
-        rows = json.loads(done.stdout) if done.returncode == 0 else []  # 2 before there is the first
+        done = command("dead-letters", "list", "--config", roles.config, "--json")
+        rows = json.loads(done.out) if done.status == 0 else []  # 2 before there is the first
         return joined_pairs(roles.out, growing=True), {
             (row["datacenter"], row["fate"]): row["count"] for row in rows
         }
@@ -38,18 +38,18 @@ def joined_and_letters(roles, joined, letters):
     wait_until(lambda: found() == (joined, letters), 60, found)
 
 
-def test_dead_letters_of_a_served_system_are_listed_replayed_and_joined(roles):
+def test_dead_letters_of_a_served_system_are_listed_replayed_and_joined(roles, command):
     logs = roles.root / "logs-east"
     roles.await_health(SERVING)
     write_lines(logs / "queries" / "a.jsonl", [{"id": "q1", "ts_us": 1}, {"id": "other", "ts_us": 1}])
     write_clicks(logs, ("c1", "q1"), ("c2", "q2"))
-    joined_and_letters(roles, {("q1", "c1"): 1}, {("east", "unjoinable"): 1})
+    joined_and_letters(command, roles, {("q1", "c1"): 1}, {("east", "unjoinable"): 1})
     write_clicks(logs, ("c1", "other"))
     both = {("east", "unjoinable"): 1, ("east", "duplicate"): 1}
-    joined_and_letters(roles, {("q1", "c1"): 1}, both)
+    joined_and_letters(command, roles, {("q1", "c1"): 1}, both)
     write_lines(logs / "queries" / "b.jsonl", [{"id": "q2", "ts_us": 1}])
-    done = photon("dead-letters", "replay", "--config", roles.config, "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"east": 1})
-    joined_and_letters(roles, {("q1", "c1"): 1, ("q2", "c2"): 1}, both)
-    told = photon("status", "--config", roles.config)
-    assert "1 duplicates with another primary" in told.stdout, told.stdout
+    done = command("dead-letters", "replay", "--config", roles.config, "--json")
+    assert (done.status, json.loads(done.out)) == (0, {"east": 1})
+    joined_and_letters(command, roles, {("q1", "c1"): 1, ("q2", "c2"): 1}, both)
+    told = command("status", "--config", roles.config)
+    assert "1 duplicates with another primary" in told.out, told.out

@@ -3,7 +3,6 @@
 import pytest
 
 from photon.cluster.supervisor import ADDRESS_STATUS
-from tests.cli.conftest import command, refused  # noqa: F401
 from tests.cluster.roles_kit import METRICS_OFFSET, Roles
 from tests.system import photon
 
@@ -23,7 +22,7 @@ def change(roles, old, new):
     roles.config.write_text(text.replace(old, new))
 
 
-def test_names_and_addresses_that_are_none_are_told_with_those_that_are(roles, refused):  # noqa: F811
+def test_names_and_addresses_that_are_none_are_told_with_those_that_are(roles, refused):
     for role, name, there_are in (
         ("registry", "r9", "r0, r1, r2"),
         ("joiner", "north", "east, east/1, west"),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,9 @@ def append(path: Path, low: int, high: int, kind: str) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls, several processes"])
-def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(tmp_path: Path, tls: bool) -> None:
+def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
+    tmp_path: Path, command: Any, tls: bool
+) -> None:
     logs, out, config = tmp_path / "logs", tmp_path / "out", tmp_path / "photon.toml"
     for name in ("queries", "clicks"):
         (logs / name).mkdir(parents=True)
@@ -44,8 +47,8 @@ def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(tmp_path: Pa
     )
 
     def statuses(role: str) -> list[dict]:
-        done = photon("status", "--work", out / ".photon", "--json")
-        shown = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+        done = command("status", "--work", out / ".photon", "--json")
+        shown = json.loads(done.out) if done.out.startswith("{") else {}
         return [status for name, status in shown.items() if name.startswith(role) and status]
 
     def total(count: str) -> int:
