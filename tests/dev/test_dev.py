@@ -56,7 +56,7 @@ def test_bad_usage_is_told_in_a_line(tmp_path, arguments, said):
 def test_an_outage_that_ends_when_the_run_does_neither_loses_nor_doubles_an_event(tmp_path):
     out = tmp_path / "out"
     rates = ("--queries-per-s", 300, "--clicks-per-s", 100)
-    outage = ("--for", "5s", "--kill-datacenter", "east", "--after", "2s", "--restore-after", "3s")
+    outage = ("--for", "4s", "--kill-datacenter", "east", "--after", "1s", "--restore-after", "3s")
     done = photon("dev", "--out", out, *rates, *outage, "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     *looks, last = map(json.loads, done.stdout.splitlines())

@@ -171,9 +171,9 @@ def test_a_mix_that_there_is_not_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_dense_events_of_one_process_still_have_ids_of_their_own(tmp_path: Path) -> None:
-    truth = generate_at_once(tmp_path, Mix(files=1), AtOnce(queries=300_000, clicks=10, span_s=1.0))
+    truth = generate_at_once(tmp_path, Mix(files=1), AtOnce(queries=100_000, clicks=10, span_s=1.0))
     primary, _ = parse(tmp_path)
-    assert len(set(split_ids(primary.ids))) == truth.primary_distinct_ids == 300_000
+    assert len(set(split_ids(primary.ids))) == truth.primary_distinct_ids == 100_000
 
 
 def test_thousands_of_files_and_small_rotated_ones(tmp_path: Path) -> None:
