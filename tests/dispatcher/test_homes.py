@@ -42,7 +42,7 @@ def owned(own: str, ids: bytes, live) -> np.ndarray:
     return seen.of(ids) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sets(st.sampled_from(NAMES), min_size=1), st.binary(min_size=16, max_size=320))
 def test_every_event_has_one_home_and_all_datacenters_agree(live, data):
     ids = data[: len(data) // 16 * 16]
@@ -50,7 +50,7 @@ def test_every_event_has_one_home_and_all_datacenters_agree(live, data):
     assert homes_claimed.tolist() == [1] * (len(ids) // 16)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 1 << 32))
 def test_the_events_of_one_that_lost_its_leases_go_to_the_others_and_no_other_event_moves(dead, seed):
     ids = some_ids(400, seed)

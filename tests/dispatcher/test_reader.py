@@ -76,7 +76,7 @@ line_kinds = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(line_kinds, max_size=12), min_size=1, max_size=4),
     st.integers(1, 5),

@@ -349,7 +349,7 @@ steps = st.lists(
 
 
 @given(steps)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_with_any_old_view_of_the_members_a_share_never_gives_another_stores_line(script):
     """Members come, die, come back elsewhere; home is made anew with other lines; clients keep old views."""
     shares = {}

@@ -341,7 +341,7 @@ def test_so_many_are_missed_and_no_more_the_first_of_them_no_longer(monkeypatch:
     assert [*directory.state.vanished] == [8, 9]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("kfe"), st.integers(0, 2), st.integers(0, 5)), max_size=40))
 def test_a_fence_holds_for_ever_and_comes_only_after_the_last_renewal(
     steps: list[tuple[str, int, int]],
@@ -484,7 +484,7 @@ class Sharding:
             assert outcome == bytes([Registered.EXPIRED]), "an id could be registered in two shards"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers())
 def test_the_shard_of_an_id_that_is_registered_never_changes(seed: int) -> None:
     """2.2.2: "preserving mapping of existing event_ids across shards"."""

@@ -62,7 +62,7 @@ def test_the_settings_stay_when_no_joiner_is_left_and_in_snapshots() -> None:
         assert state.apply(encode(keep(3, OURS))) is True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"", OURS, OTHERS])), max_size=20),
     st.integers(0, 20),

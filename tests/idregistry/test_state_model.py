@@ -59,7 +59,7 @@ def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
     assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(RELEASED_STORY, min_size=3, max_size=25),
     st.lists(st.tuples(STEPS, STEPS, st.booleans()), min_size=25),
@@ -111,7 +111,7 @@ def test_a_cut_tells_the_moment_it_was_taken_however_late_it_is_drawn(
         assert [*drawn, *rest] == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(COMMANDS, max_size=10), st.lists(COMMANDS, max_size=10), st.integers(0, 300))
 def test_a_cut_that_is_dropped_leaves_nothing_behind(
     before: list[Command], after: list[Command], drawn: int
@@ -128,7 +128,7 @@ def test_a_cut_that_is_dropped_leaves_nothing_behind(
     assert list(state.freeze()) == list(other.freeze())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(COMMANDS, max_size=20), STEPS, st.lists(st.sampled_from(POOL), unique=True, min_size=1))
 def test_many_ids_are_found_in_segments_as_few_are(
     commands: list[Command], steps: int, some: list[bytes]
