@@ -53,7 +53,7 @@ results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn i
 	$(BIN)/python -m benchmarks.figures
 
 soak: $(VENV)/.dev  ## more seeds than test-long; tens of thousands through the simulator of the replicated log: hours
-	$(PYTEST) -m soak
+	PHOTON_SOAK=1 $(PYTEST) -m soak
 	$(BIN)/python -m tests.simulation --soak 20000 --jobs 2
 
 toxiproxy: $(TOXIPROXY)  ## the server that stands between datacenters in tests of faults; needs Go

@@ -164,16 +164,19 @@ def test_an_adapter_that_interrupts_is_judged_as_any_other(own):
 
 
 @pytest.mark.cluster
-def test_in_a_run_an_adapter_that_raises_costs_one_event_and_its_letter_says_where(own, monkeypatch):
+def test_in_a_run_the_adapter_changes_and_skips_events_and_where_it_raises_one_is_lost(own, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where Photon is; the adapter is in the current directory
     (own / "users_own.py").write_text(
-        "from photon import Adapter\n"
+        "from photon import Adapter, Skip\n"
         "class Own(Adapter):\n"
         "    def join(self, primary, foreign):\n"
         "        if foreign.data['id'] == 'c7':\n"
         "            raise LookupError('no such campaign:\\n7')\n"
+        "        if not primary.data['paid']:\n"
+        "            return Skip('not paid')\n"
+        "        return {'id': foreign.data['id'], 'query': primary.data['id']}\n"
     )
-    write_lines(own / "q" / "q.jsonl", [{"id": f"q{n}"} for n in range(20)])
+    write_lines(own / "q" / "q.jsonl", [{"id": f"q{n}", "paid": n % 2 == 1} for n in range(20)])
     clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(20)]
     write_lines(own / "c" / "c.jsonl", clicks)
     (own / "photon.toml").write_text('[adapter]\nuse = "users_own:Own"\n')
@@ -183,8 +186,12 @@ def test_in_a_run_an_adapter_that_raises_costs_one_event_and_its_letter_says_whe
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["joined"], summary["adapter_error"]) == (19, 1)
-    (letter,) = read_lines(own / "out" / "dead-letters")
+    assert (summary["joined"], summary["filtered"], summary["adapter_error"]) == (9, 10, 1)
+    paid = [f"q{n}" for n in range(1, 20, 2) if n != 7]
+    assert sorted(row["query"] for row in read_lines(own / "out" / "joined")) == sorted(paid)
+    letters = read_lines(own / "out" / "dead-letters")
+    assert [row["reason"] for row in letters].count("not paid") == 10
+    (letter,) = [row for row in letters if row["fate"] != "filtered"]
     assert letter["reason"] == "adapter raised LookupError: no such campaign: 7 (users_own.py:5)"
     assert (letter["fate"], letter["event"]) == ("adapter_error", clicks[7])
 

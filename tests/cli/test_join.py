@@ -11,6 +11,7 @@ import zstandard
 
 from dispatcher.workers import fix_workers
 from tests.system import (
+    ENDS_S,
     fates_add_up,
     join,
     join_arguments,
@@ -27,17 +28,24 @@ pytestmark = pytest.mark.cluster
 T0 = 1_700_000_000_000_000
 
 
-def generated(tmp_path, *options):
-    logs = tmp_path / "logs"
-    done = photon("generate", "--out", logs, "--seed", 11, *options)
-    assert done.returncode == 0, done.stderr
-    return logs, json.loads((logs / "truth.json").read_bytes())
+@pytest.fixture
+def generated(tmp_path, command):
+    """Logs, and the truth of them."""
+
+    def make(*options):
+        logs = tmp_path / "logs"
+        assert command("generate", "--out", logs, "--seed", 11, *options).status == 0
+        return logs, json.loads((logs / "truth.json").read_bytes())
+
+    return make
 
 
-@pytest.mark.parametrize("datacenters", [1, 2])
-def test_every_joinable_click_is_joined_once_and_every_other_one_has_its_fate(tmp_path, datacenters):
+@pytest.mark.parametrize("datacenters", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_every_joinable_click_is_joined_once_and_every_other_one_has_its_fate(
+    generated, tmp_path, datacenters
+):
     logs, truth = generated(
-        tmp_path, "--queries", 20_000, "--clicks", 6_000, "--duplicates", 0.02, "--early", 0.05, "--orphans", 0.01,
+        "--queries", 20_000, "--clicks", 6_000, "--duplicates", 0.02, "--early", 0.05, "--orphans", 0.01,
         "--malformed", 0.01,
     )  # fmt: skip
     out = tmp_path / "out"
@@ -58,8 +66,8 @@ def test_every_joinable_click_is_joined_once_and_every_other_one_has_its_fate(tm
 
 
 @pytest.mark.long
-def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(tmp_path):
-    logs, truth = generated(tmp_path, "--queries", 2_000, "--clicks", 500)
+def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(generated, tmp_path):
+    logs, truth = generated("--queries", 2_000, "--clicks", 500)
     out = tmp_path / "out"
     first = join(logs, out)
     again = join(logs, out)
@@ -131,35 +139,6 @@ def test_bad_lines_are_kept_with_their_reason_and_the_rest_goes_on(tmp_path):
     assert letters[0]["event"] == bad[0].decode().rstrip("\n")
 
 
-def test_the_users_adapter_changes_and_skips_events(tmp_path, monkeypatch):
-    logs, out = tmp_path / "logs", tmp_path / "out"
-    write_lines(
-        logs / "queries" / "q.jsonl", [{"id": f"q{n}", "ts_us": n, "paid": n % 2 == 0} for n in range(10)]
-    )
-    write_lines(
-        logs / "clicks" / "c.jsonl", [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(10)]
-    )
-    (tmp_path / "clickads.py").write_text(
-        "from photon import Adapter, Skip\n"
-        "class Paid(Adapter):\n"
-        "    def join(self, primary, foreign):\n"
-        "        if foreign.data['id'] == 'c4':\n"
-        "            raise ValueError('no fours')\n"
-        "        if not primary.data['paid']:\n"
-        "            return Skip('not paid')\n"
-        "        return {'id': foreign.data['id'], 'query': primary.data['id']}\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
-    (tmp_path / "photon.toml").write_text("[adapter]\nuse = 'clickads:Paid'\n")
-    summary = join(logs, out, "--config", tmp_path / "photon.toml")
-    assert summary["joined"] == 4
-    assert (summary["filtered"], summary["adapter_error"]) == (5, 1)
-    assert sorted(e["query"] for e in read_lines(out / "joined")) == ["q0", "q2", "q6", "q8"]
-    reasons = [e["reason"] for e in read_lines(out / "dead-letters")]
-    assert reasons.count("not paid") == 5
-    assert any("no fours" in reason for reason in reasons)
-
-
 def test_following_joins_what_is_written_ends_cleanly_when_told_and_can_not_be_changed(tmp_path, refused):
     """Neither by a second run beside it, nor by another number of shards after it."""
     logs, out = tmp_path / "logs", tmp_path / "out"
@@ -177,7 +156,7 @@ def test_following_joins_what_is_written_ends_cleanly_when_told_and_can_not_be_c
         clicks.write(b'ary_id":"q1","ts_us":2}\n')
         wait_until(lambda: ("q1", "torn") in joined_pairs(out, growing=True))
         process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=30)
+        printed, errors = process.communicate(timeout=ENDS_S)
     finally:
         process.kill()
     assert process.returncode == 0, errors
@@ -230,8 +209,8 @@ def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line
 
 
 @pytest.mark.long
-def test_several_shards_and_five_replicas_join_the_same_pairs(tmp_path):
-    logs, truth = generated(tmp_path, "--queries", 3_000, "--clicks", 1_000, "--duplicates", 0.05)
+def test_several_shards_and_five_replicas_join_the_same_pairs(generated, tmp_path):
+    logs, truth = generated("--queries", 3_000, "--clicks", 1_000, "--duplicates", 0.05)
     (tmp_path / "photon.toml").write_text("[registry]\nshards = 3\nreplicas = 5\n")
     summary = join(logs, tmp_path / "out", "--config", tmp_path / "photon.toml", "--datacenters", 2)
     assert summary["joined"] == truth["distinct_joined_pairs"]
