@@ -124,7 +124,7 @@ def test_a_sink_file_that_comes_later_is_read_too(tmp_path):
     try:
         wait_until(lambda: 1 in live._got)
         (out / "echoed-1-000000.jsonl").write_text("2\n")
-        wait_until(lambda: 2 in live._got, 10)
+        wait_until(lambda: 2 in live._got)
     finally:
         live._over.set()
         reader.join()

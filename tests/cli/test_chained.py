@@ -124,7 +124,7 @@ def test_three_streams_are_joined_once_each_though_processes_of_both_joins_are_k
         summaries = []
         for run in runs:
             run.send_signal(signal.SIGINT)
-            summaries.append(json.loads(run.communicate(timeout=60)[0]))
+            summaries.append(json.loads(run.communicate(timeout=100)[0]))
     finally:
         for run in runs:
             run.kill()

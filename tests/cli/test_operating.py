@@ -71,7 +71,7 @@ def running(tmp_path_factory):
         yield process, logs, out
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
     assert process.returncode == 0
 
 
@@ -152,7 +152,7 @@ def test_explain_says_where_an_event_is_and_why_it_waits(running, command):
     nowhere = command("explain", "nobody", "--work", out / ".photon")
     assert nowhere.out.startswith("nobody: not seen")
     write_lines(logs / "queries" / "late.jsonl", [{"id": "q-late", "ts_us": 1}])
-    wait_until(lambda: ("q-late", "early") in joined_pairs(out, growing=True), 30)
+    wait_until(lambda: ("q-late", "early") in joined_pairs(out, growing=True))
 
 
 @pytest.mark.cluster
@@ -169,11 +169,11 @@ def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running, co
             shown = command("status", "--work", out / ".photon").out
             return shown.count("NO LEASE") == 2 and shown.count("does not answer") >= 2
 
-        wait_until(told, 40)
+        wait_until(told)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: "LEASE" not in command("status", "--work", out / ".photon").out, 30)
+    wait_until(lambda: "LEASE" not in command("status", "--work", out / ".photon").out)
 
 
 def test_a_lease_is_told_of_only_while_something_is_wrong_with_it():
@@ -223,12 +223,15 @@ def test_of_a_run_that_has_ended_its_files_tell(tmp_path, command):
     write_lines(logs / "clicks" / "c.jsonl", [*clicks, {"id": "early", "primary_id": "late", "ts_us": 1}])
     run = start_photon(*join_arguments(logs, out, "--follow"))
     try:
-        wait_until(lambda: len(joined_pairs(out, growing=True)) == 20, 60)
+        wait_until(lambda: len(joined_pairs(out, growing=True)) == 20)
         tried = ["explain", "early", "--work", out, "--json"]
-        wait_until(lambda: json.loads(command(*tried).out)["pending"]["east"])
+        wait_until(lambda: json.loads(command(*tried).out or "{}").get("pending", {}).get("east"))
+        # All is in a checkpoint: on a machine that is busy the dispatcher may be ended before its last one.
+        counted = ["status", "--work", out, "--json"]
+        wait_until(lambda: json.loads(command(*counted).out)["fates"]["east"]["foreign_events"] == 21)
     finally:
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=30)
+        run.communicate(timeout=100)
     shown = command("status", "--work", out)
     ended, fates = shown.out.splitlines()
     assert (shown.status, shown.err) == (1, "") and "has ended" in ended

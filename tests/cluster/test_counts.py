@@ -89,7 +89,7 @@ def test_the_counts_add_up_at_every_moment_under_load_and_kills(tmp_path):
                     os.kill(pid, signal.SIGKILL)
                     victims.pop(0)
                     kill_at = time.monotonic() + rng.uniform(0.1, 0.4)
-        printed, errors = process.communicate(timeout=30)
+        printed, errors = process.communicate(timeout=100)
     finally:
         process.kill()
         if sampler is not None:

@@ -95,7 +95,7 @@ def test_a_killed_command_leaves_no_process_behind_and_the_next_run_takes_up_wha
         assert len(children) == 6
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while any(state_of(pid) != psutil.STATUS_ZOMBIE for pid in children.values()):
             assert time.monotonic() < deadline, "a process outlived the command"
             time.sleep(0.02)
@@ -109,7 +109,7 @@ def test_ctrl_c_stops_everything_and_the_next_run_takes_up_what_was_left(generat
     process = start_photon(*join_arguments(logs, out))
     wait_until(lambda: lines_joined(out) > 5_000)
     process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     stopped = json.loads(printed)
     assert fates_add_up(stopped)

@@ -285,7 +285,7 @@ def start_and_kill(logs: Path, out: Path, moment: Moment) -> None:
         assert time.monotonic() - began < 30.0
         time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=100)
 
 
 @pytest.mark.long

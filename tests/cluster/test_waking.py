@@ -72,7 +72,7 @@ def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
         assert total("woken") > CLICKS / 2
     finally:
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=100)
     summary = json.loads(output)
     assert (process.returncode, summary["joined"], summary["pending"]) == (0, CLICKS, 0)
     assert joined_pairs(out) == {(f"q{n}", f"c{n}"): 1 for n in range(CLICKS)}

@@ -61,14 +61,14 @@ def test_threads_that_wait_together_share_one_sync(tmp_path, monkeypatch):
     def sync_data(fd: int) -> None:
         syncs.append(fd)
         first.set()
-        assert go.wait(10)
+        assert go.wait(60)
         real(fd)
 
     monkeypatch.setattr(disk, "sync_data", sync_data)
     places = [append(journal, b"0")]
     threads = [threading.Thread(target=journal.sync, args=(places[0],))]
     threads[0].start()
-    assert first.wait(10)
+    assert first.wait(60)
     for number in range(1, 9):
         places.append(append(journal, b"%d" % number))
         threads.append(threading.Thread(target=journal.sync, args=(places[number],)))

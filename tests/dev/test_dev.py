@@ -201,7 +201,7 @@ def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(t
         assert f"{tmp_path}/away/joined/attic: is not on this machine" in found
 
         process.send_signal(signal.SIGTERM)
-        said, wrong = process.communicate(timeout=60)
+        said, wrong = process.communicate(timeout=100)
         assert process.returncode == 0, wrong
         assert "attic      joined 1 of 2 events read, pending 1" in said and "WRONG" not in said
         assert "no event is joined twice" in said
@@ -211,9 +211,9 @@ def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(t
         pids = children_of(process.pid).values()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=100)
         assert process.returncode == 130
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 30)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     finally:
         if process.poll() is None:
             process.kill()

@@ -285,9 +285,9 @@ def test_a_stopped_stream_still_has_its_truth(tmp_path: Path) -> None:
 def test_a_live_stream_ends_on_sigterm_with_its_truth(tmp_path: Path) -> None:
     rates = ("--rate", 2000, "--click-rate", 400, "--duration", 50)
     process = start_photon("generate", "--out", tmp_path, *rates, "--json")
-    wait_until(lambda: any(p.stat().st_size for p in tmp_path.glob("clicks/*.jsonl")), 30)
+    wait_until(lambda: any(p.stat().st_size for p in tmp_path.glob("clicks/*.jsonl")))
     process.terminate()
-    printed, _ = process.communicate(timeout=30)
+    printed, _ = process.communicate(timeout=100)
     assert process.returncode == 0
     document = json.loads(printed)
     document.pop("expected_summary")

@@ -196,7 +196,7 @@ class Late:
         self.eventstore.arrives(*numbers)
 
     def await_joined(self, count):
-        wait_until(lambda: self.server.status()["fates"][Fate.JOINED] == count, 30)
+        wait_until(lambda: self.server.status()["fates"][Fate.JOINED] == count)
 
 
 @pytest.fixture

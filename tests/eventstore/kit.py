@@ -118,7 +118,7 @@ class Parts:
     def read_all(self):
         """A whole scan begins after this call, and all that it finds is read."""
         time.sleep(LOGS.scan_interval_s)  # the next step scans
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.reader.step() or not self.reader.caught_up:
             assert time.monotonic() < deadline, "not caught up"
         return self

@@ -177,7 +177,7 @@ def test_a_lost_map_is_rebuilt_while_lookups_are_answered(root, monkeypatch):
 
     def held(*given):  # rebuilding goes on once a lookup has found something
         if next(writes) == 3:
-            found_early.wait(30)
+            found_early.wait(60)
         return write(*given)
 
     monkeypatch.setattr(LogFileMap, "write", held)
@@ -185,7 +185,7 @@ def test_a_lost_map_is_rebuilt_while_lookups_are_answered(root, monkeypatch):
     client = EventStoreClient(server.listen, 10.0)
     try:
         dice = random.Random(2)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (status := client.status())["caught_up"]:
             assert time.monotonic() < deadline
             wanted = dice.sample(range(20_000), 100)

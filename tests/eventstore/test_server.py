@@ -173,7 +173,7 @@ def test_killed_at_random_moments_it_skips_nothing_and_counts_exactly(root):
                 child.send_signal(signal.SIGKILL)
                 kills += 1
                 continue
-            wait_until(lambda: client.status()["caught_up"], 40)
+            wait_until(lambda: client.status()["caught_up"])
             status = client.status()
             column, lines = client.lookup(PACKER.pack(list(expected)))
         finally:

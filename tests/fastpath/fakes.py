@@ -32,7 +32,7 @@ class FakeCache:
         self.closed = False
 
     def put(self, ids, lines):
-        self.gate.wait(10)
+        self.gate.wait(60)
         if self.down:
             raise UnavailableError("cache: away")
         for row, line in enumerate(lines):
@@ -62,7 +62,7 @@ class FakeJoiner:
     def join(self, batch):
         batch.check()
         self.arrived.release()
-        self.gate.wait(10)
+        self.gate.wait(60)
         with self._lock:
             self.batches.append(batch)
             if self.failures:

@@ -81,7 +81,7 @@ class Run:
     def stop(self):
         """The summary of a run that ended well."""
         self._process.send_signal(signal.SIGINT)
-        printed, _ = self._process.communicate(timeout=60)
+        printed, _ = self._process.communicate(timeout=100)
         self._paths.close()
         assert self._process.returncode == 0
         return json.loads(printed)

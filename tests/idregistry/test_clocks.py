@@ -56,7 +56,7 @@ class Watched:
         return None if trusted_us is None else (trusted_us - NOW_US) / 1e6
 
     def wait_for(self, ahead_s: float) -> None:
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 60
         while self.ahead_s() != ahead_s:
             assert time.monotonic() < deadline, self.ahead_s()
             time.sleep(0.005)
@@ -94,7 +94,7 @@ def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(wat
         def __contains__(self, name: object) -> bool:
             for other in watched.others.values():
                 other.open.set()
-            deadline = time.monotonic() + 5.0
+            deadline = time.monotonic() + 60
             while len(watched.watch._answers) < 5:
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
@@ -102,7 +102,7 @@ def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(wat
 
     watched.others["r1"].open.set()
     watched.watch.start()
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60
     while not watched.watch._answers:
         assert time.monotonic() < deadline
         time.sleep(0.002)

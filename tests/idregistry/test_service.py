@@ -461,7 +461,7 @@ def test_lookups_beyond_the_bound_wait_for_their_turn_and_no_longer_than_their_c
         most[0] += 1
         most[1] = max(most)
         busy.release()
-        assert going_on.wait(20)
+        assert going_on.wait(60)
         most[0] -= 1
         return bytes(len(ids) // 16)
 
@@ -471,7 +471,7 @@ def test_lookups_beyond_the_bound_wait_for_their_turn_and_no_longer_than_their_c
         stub = IdRegistryStub(channel)
         calls = [callers.submit(stub.Lookup, request, timeout=30) for _ in range(LOOKUPS_MAX + 1)]
         for _ in range(LOOKUPS_MAX):
-            assert busy.acquire(timeout=20)
+            assert busy.acquire(timeout=60)
         with pytest.raises(grpc.RpcError):
             stub.Lookup(request, timeout=0.2)
         going_on.set()

@@ -66,7 +66,7 @@ def main(root: Path, die_at: str, passes: int, special: list[str]) -> None:
 
 
 def wait_until_resolved(worker: Worker) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while worker.status()["unresolved"] and time.monotonic() < deadline:
         time.sleep(0.005)
 

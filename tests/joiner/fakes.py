@@ -79,7 +79,7 @@ class FakeEventStore:
     def lookup(self, ids: bytes, timeout_s: float | None = None) -> tuple[bytes, list[bytes]]:
         self.timeouts_s.append(timeout_s)
         if self.hold is not None:
-            assert self.hold.wait(20)
+            assert self.hold.wait(60)
         if self.down:
             raise UnavailableError("event store: gone")
         names = [key.rstrip(b".").decode() for key in split_ids(ids)]

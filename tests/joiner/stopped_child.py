@@ -56,7 +56,7 @@ def main(root: Path, stop_at: str, lease_s: float, roots: list[str]) -> None:
     worker.start()
     answer = worker.join(batch_of(NAMES))
     (root / "answer").write_bytes(answer.outcomes)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         status = worker.status()
         if not status["unresolved"] and status["lease"]["seconds_left"]:

@@ -423,13 +423,13 @@ def test_a_process_does_not_end_itself_between_an_append_and_its_take_back(
         if log.directory.name == "east":
             clock.advance(LONG)
             written.set()
-            assert go.wait(20)
+            assert go.wait(60)
         return place
 
     monkeypatch.setattr(RotatingLog, "append", append)
     request = threading.Thread(target=worker.join, args=(batch_of(["a"]),))
     request.start()
-    assert written.wait(20)
+    assert written.wait(60)
     assert output_lines(tmp_path) == lines_of("a")
     if end == "fenced":
         registry.fences.add(worker.leases.own.incarnation)

@@ -26,7 +26,7 @@ class Held:
         with self._lock:
             self.at_a_time += 1
             self.most = max(self.most, self.at_a_time)
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         with self._lock:
             self.at_a_time -= 1
 

@@ -85,7 +85,7 @@ def test_a_sync_that_was_under_way_during_a_take_back_vouches_for_no_later_line(
         syncs.append(fd)
         if len(syncs) == 1:
             started.set()
-            assert go.wait(20)
+            assert go.wait(60)
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
@@ -95,7 +95,7 @@ def test_a_sync_that_was_under_way_during_a_take_back_vouches_for_no_later_line(
         looks.append(1)
         if len(looks) == 2:
             other.start()
-            assert started.wait(20)
+            assert started.wait(60)
             raise OverloadedError("lost")
 
     other = threading.Thread(target=lambda: log.sync(Range(0, 0, 6)))

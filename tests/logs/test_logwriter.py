@@ -99,18 +99,18 @@ def test_threads_that_wait_together_share_a_sync(tmp_path, monkeypatch):
     def slow_sync(_fd):
         syncs.append(log.position)
         running.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
 
     monkeypatch.setattr(os, "fdatasync", slow_sync)
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(lambda: log.sync(log.append(b"first\n")))
-        assert running.wait(20)
+        assert running.wait(60.0)
         ends = [log.append(b"line\n") for _ in range(8)]
         others = [pool.submit(log.sync, end) for end in ends]
         assert not any(waiter.done() for waiter in others)
         go_on.set()
         for waiter in (first, *others):
-            waiter.result(20)
+            waiter.result(60.0)
     assert syncs == [LogPosition(0, 6), ends[-1]]
     assert log.synced == ends[-1]
     log.sync(ends[3])

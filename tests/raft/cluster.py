@@ -80,13 +80,13 @@ class HostedNode:
 
         self.calls.append(settle)
         self.host.wake()
-        return future.result(15.0)
+        return future.result(60.0)
 
     def change(self, kind: ChangeKind, node: str, group: int = 0) -> Outcome:
         """One attempt to change the members."""
         future: Future[Outcome] = Future()
         self.in_raft_thread(lambda: self.logs[group].change_members(Change(kind, node), future.set_result))
-        return future.result(15.0)
+        return future.result(60.0)
 
 
 class Cluster:
@@ -122,7 +122,7 @@ class Cluster:
 
     def change(self, kind: ChangeKind, node: str, group: int = 0) -> None:
         """Retry at whoever leads until it is done."""
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + 60
         while True:
             outcome = self.nodes[self.wait_for_leader(group)].change(kind, node, group)
             if isinstance(outcome, Applied):
@@ -166,7 +166,7 @@ class Cluster:
         node = self.nodes[name]
         node.waiting[group].append((body, done))
         node.host.wake()
-        assert answered.wait(15.0), "a proposal was never answered"
+        assert answered.wait(60), "a proposal was never answered"
         return outcomes[0]
 
     def register(self, key: bytes, token: int, group: int = 0) -> object:

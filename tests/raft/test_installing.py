@@ -28,7 +28,7 @@ class PreparedRegister(Register):
         fresh = Register()
         fresh.restore(chunks)
         self.prepared.append(threading.current_thread().name)
-        assert self.go_on.wait(15.0)
+        assert self.go_on.wait(60)
 
         def put() -> None:
             self.tokens, self.count, self.digest = fresh.tokens, fresh.count, fresh.digest

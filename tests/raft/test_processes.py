@@ -81,7 +81,7 @@ class Nodes:
             turn += 1
             return not left
 
-        wait_until(settled, 30.0)
+        wait_until(settled)
 
 
 @pytest.mark.cluster
@@ -100,7 +100,7 @@ def test_a_leader_killed_under_load_never_costs_an_acknowledged_id(tmp_path: Pat
             ]
             client = threading.Thread(target=nodes.register, args=(batch,))
             client.start()
-            wait_until(lambda: len(nodes.answers) > killed * 300 + 30, 30.0)
+            wait_until(lambda: len(nodes.answers) > killed * 300 + 30)
             victim = nodes.leader if nodes.leader in nodes.processes else next(iter(nodes.processes))
             nodes.kill(victim)
             client.join()
@@ -117,7 +117,7 @@ def test_a_leader_killed_under_load_never_costs_an_acknowledged_id(tmp_path: Pat
                 nodes.say(name, "?")
             return len(nodes.states) == 3 and len(set(nodes.states.values())) == 1
 
-        wait_until(equal, 20.0)
+        wait_until(equal)
     finally:
         for name in list(nodes.processes):
             nodes.kill(name)

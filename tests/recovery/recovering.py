@@ -55,7 +55,7 @@ class Run:
     def stop(self) -> dict[str, Any]:
         assert self.process is not None
         self.process.terminate()
-        printed, errors = self.process.communicate(timeout=60)
+        printed, errors = self.process.communicate(timeout=100)
         assert self.process.returncode == 0, errors
         self.process = None
         found: dict[str, Any] = json.loads(printed)
