@@ -26,9 +26,10 @@ from millwheel.engine.lateness import Lateness, Stragglers
 from millwheel.engine.lines import LineParser
 from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.records import Frame, decode_frame, encode_frame
-from millwheel.engine.store import Changes, MemoryStore, lateness_row, owners, position_row
+from millwheel.engine.store import Changes, MemoryStore, keeper, lateness_row, owners, position_row
 from millwheel.engine.watermarks import Authority
-from millwheel.engine.wheel import Release, Wheel
+from millwheel.engine.wheel import Early, Release, Wheel
+from millwheel.engine.wheel import Lines as OfSink
 from millwheel.errors import ZombieError
 from millwheel.topology import DEAD_LETTERS, Topology
 from photon.logs.formats import Malformed
@@ -86,7 +87,7 @@ class Bench:
         self._plan = Plan(topology, numbered(topology, {}))
         self._parsers = _parsers(self._plan)
         store = MemoryStore()
-        self._wheel = Wheel(self._plan, store.claim(range(SLOTS), 1), 0, 1)
+        self._wheel = Wheel(self._plan, store.claim(range(SLOTS), 1), 0, 1, 1)
         self._store = store
         self._authority = Authority(self._plan.sources, 1)
         self._authority.begins(0, 1)
@@ -134,7 +135,7 @@ class Bench:
             assert changes is not None
             self._wheel._store.commit(changes)
             release = self._wheel.committed()
-            for of_sink in release.lines:
+            for of_sink in [*self._wheel.early().lines, *release.lines]:
                 self.sinks[of_sink.sink] += _objects(of_sink.lines)
             moved = self._authority.report(0, 1, release.lows)
             if moved:
@@ -169,6 +170,8 @@ class World:
         self.sinks: dict[str, list[Any]] = {}
         self.written: set[tuple[int, int]] = set()
         self.steps = 0
+        self.now = 0
+        """The wall clock, which stands unless somebody moves it."""
         self.begin(topology, workers)
 
     def begin(self, topology: Topology, workers: int) -> None:
@@ -248,7 +251,7 @@ class _Worker:
         self.world, self.me, self.sequencer = world, me, world.sequencer
         slots = [slot for slot, owner in enumerate(owners(world.workers)) if owner == me]
         self.store = world.store.claim(slots, self.sequencer)
-        self.wheel = Wheel(world.plan, self.store, me, world.workers)
+        self.wheel = Wheel(world.plan, self.store, me, world.workers, self.sequencer)
         self.files = {
             name: [file for file in files if file % world.workers == me]
             for name, files in world.files.items()
@@ -264,6 +267,10 @@ class _Worker:
         }
         self.inflight: Changes | None = None
         self.durable = False
+        self.early: list[OfSink] = []
+        """Lines that left before their commit: of the next one, and of the one under way. A file loses those
+        whose commit never was."""
+        self.early_inflight: list[OfSink] = []
         self.leaving: list[Callable[[], object]] = []
         """Of the last commit, what has not left yet."""
         self.frames: list[tuple[int, bytes]] = []
@@ -336,11 +343,19 @@ class _Worker:
         return bound
 
     def turn(self) -> None:
-        self.wheel.turn(0)
+        self.wheel.turn(self.world.now)
+        self.send_early()
+
+    def send_early(self) -> None:
+        early = self.wheel.early()
+        self.send_frames(early)
+        self.early += early.lines
 
     def begin(self) -> None:
         if self.inflight is None:
             self.inflight = self.wheel.begin_commit()
+            self.send_early()
+            self.early_inflight, self.early = self.early, []
 
     def commit(self) -> None:
         if self.inflight is not None and not self.durable:
@@ -355,7 +370,7 @@ class _Worker:
             self.leaving = [
                 partial(self.send_frames, release),
                 partial(self.send_acks, release),
-                partial(self.world.write, self.me, release.lines),
+                partial(self.world.write, self.me, [*self.early_inflight, *release.lines]),
                 partial(self.reports.append, (self.sequencer, release.lows)),
             ]
         if self.leaving:
@@ -363,13 +378,13 @@ class _Worker:
             if not self.leaving:
                 self.inflight, self.durable = None, False
 
-    def send_frames(self, release: Release) -> None:
-        for worker, frame in release.frames:
+    def send_frames(self, left: Release | Early) -> None:
+        for worker, frame in left.frames:
             self.world.nodes[worker].frames.append((self.me, encode_frame(frame)))
 
     def send_acks(self, release: Release) -> None:
         for lane, number in release.acks.items():
-            self.world.nodes[lane % self.world.workers].acks.append((self.me, lane, number))
+            self.world.nodes[keeper(lane, self.world.workers)].acks.append((self.me, lane, number))
 
     def take_frame(self) -> None:
         if self.frames:

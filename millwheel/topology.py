@@ -22,6 +22,7 @@ from photon.core.errors import SettingsError
 from photon.core.settings import Tls
 
 Late = Literal["process", "drop", "dead-letter"]
+Productions = Literal["strong", "weak"]
 Unit = Literal["s", "ms", "us", "ns", "rfc3339"]
 Key = str | Callable[[Any], str] | None
 DEAD_LETTERS: Final = "dead-letters"
@@ -141,6 +142,8 @@ class Node:
     late: Late = "process"
     tries: int = 3
     """Of a record whose call raises, before it becomes a dead letter."""
+    exactly_once: bool = True
+    productions: Productions = "strong"
 
 
 def node(
@@ -148,10 +151,19 @@ def node(
     *parts: Input | Stream[Any],
     late: Late = "process",
     tries: int = 3,
+    exactly_once: bool = True,
+    productions: Productions = "strong",
 ) -> Node:
-    """A computation with what it reads and what it produces to."""
+    """A computation with what it reads and what it produces to.
+
+    For idempotent code (paper 6.1.3): without `exactly_once` a record may come again after a failure, and
+    nobody looks whether it does. Of `productions`, "weak" ones leave before the commit that has their cause:
+    after a failure they are made, and leave, anew. So they must follow from the record alone, and who reads
+    them does without `exactly_once`. What a timer produces is strong all the same.
+    """
     inputs = tuple(part for part in parts if isinstance(part, Input))
-    return Node(computation, inputs, tuple(p for p in parts if isinstance(p, Stream)), late, tries)
+    streams = tuple(part for part in parts if isinstance(part, Stream))
+    return Node(computation, inputs, streams, late, tries, exactly_once, productions)
 
 
 @dataclass(frozen=True)
@@ -185,6 +197,12 @@ class Topology:
         for name, made in self.computations.items():
             for read in made.inputs:
                 _check_input(name, read, read.stream in self.injectors, makers)
+                maker = self.computations.get(makers[read.stream])
+                if made.exactly_once and maker is not None and maker.productions == "weak":
+                    raise TopologyError(
+                        f"computation '{name}' reads '{read.stream}', whose weak productions may come twice: "
+                        f"give it exactly_once=False, or '{makers[read.stream]}' strong ones"
+                    )
         for name in self.sinks:
             if name not in makers:
                 raise TopologyError(
@@ -232,6 +250,8 @@ def _check_node(name: str, made: Node) -> None:
         )
     if not made.inputs:
         raise TopologyError(f"computation '{name}' reads nothing: give it an Input")
+    if made.productions not in get_args(Productions):
+        raise TopologyError(f"computation '{name}': productions is one of {_names(get_args(Productions))}")
     if made.late not in get_args(Late) or made.tries < 1:
         raise TopologyError(
             f"computation '{name}': late is one of {_names(get_args(Late))}, tries at least 1"

@@ -18,9 +18,9 @@ from millwheel import links
 from millwheel.disk import Disk
 from millwheel.engine.lateness import Lateness
 from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
-from millwheel.engine.records import decode_frame, encode_frame
-from millwheel.engine.store import lateness_row, owners, sink_row
-from millwheel.engine.wheel import Wheel
+from millwheel.engine.records import Frame, decode_frame, encode_frame
+from millwheel.engine.store import keeper, lateness_row, owners, sink_row
+from millwheel.engine.wheel import Lines, Wheel
 from millwheel.links import Link, LostError, pack, unpack
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
@@ -63,7 +63,7 @@ class Worker:
         self._plan = Plan(topology, unpack_numbers(self._disk.numbers(NUMBERS_ROW)))
         slots = [slot for slot, owner in enumerate(owners(workers)) if owner == me]
         self._sequencer = self._disk.claim(slots, me, workers)
-        self._wheel = Wheel(self._plan, self._disk, me, workers)
+        self._wheel = Wheel(self._plan, self._disk, me, workers, self._sequencer)
         self._selector = selectors.DefaultSelector()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._news, selectors.EVENT_READ)
@@ -176,6 +176,7 @@ class Worker:
             else:
                 self._more = True
         self._wheel.turn(self._clock.now_us())
+        self._hand_on(*self._wheel.early())
         for source in self._sources:
             self._wheel.bound(source.name, source.bound())
 
@@ -277,6 +278,7 @@ class Worker:
             self._finished = self._ending and not self._wheel.due
         if self._committing is None:
             changes = self._wheel.begin_commit()
+            self._hand_on(*self._wheel.early())
             self._spent = [path for source in self._sources for path in source.spent()]
             self._places_committing, self._places = self._places, []
             self._chunks = 0
@@ -291,23 +293,26 @@ class Worker:
         release = self._wheel.committed()
         for path in self._spent:
             path.unlink(missing_ok=True)
-        for worker, frame in release.frames:
-            if worker in self._out:
-                self._send(self._out[worker], links.FRAME, encode_frame(frame))
+        self._hand_on(release.frames, release.lines)
         acks: dict[int, dict[int, int]] = {}
         for lane, number in release.acks.items():
-            acks.setdefault(lane % self._workers, {})[lane] = number
+            acks.setdefault(keeper(lane, self._workers), {})[lane] = number
         for worker, of_worker in acks.items():
             if worker in self._in:
                 self._send(self._in[worker], links.ACK, pack(of_worker))
-        for lines in release.lines:
-            self._sinks[lines.sink, self._me].append(lines)
         for sink, lane, place in self._places_committing:
             self._sinks[sink, lane].noted(place)
         self._places_committing = []
         if release.lows != self._reported:
             self._reported = release.lows
             self._send(self._control, links.REPORT, pack([self._me, self._sequencer, release.lows]))
+
+    def _hand_on(self, frames: list[tuple[int, Frame]], lines: list[Lines]) -> None:
+        for worker, frame in frames:
+            if worker in self._out:
+                self._send(self._out[worker], links.FRAME, encode_frame(frame))
+        for of_sink in lines:
+            self._sinks[of_sink.sink, self._me].append(of_sink)
 
     def _sync(self) -> None:
         """Files of sinks, once a second: then their lines may leave the store."""

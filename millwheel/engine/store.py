@@ -107,6 +107,16 @@ def owners(workers: int) -> list[int]:
     return [slot % workers for slot in range(SLOTS)]
 
 
+def weak_lane(worker: int) -> int:
+    """Of its frames that leave before a commit; the others have the worker's own number."""
+    return SLOTS + worker
+
+
+def keeper(lane: int, workers: int) -> int:
+    """The worker that has a lane now."""
+    return lane % SLOTS % workers
+
+
 class Lane(msgspec.Struct, array_like=True):
     """What one worker keeps of itself: the next number of its frames and lines, marks, counts."""
 

@@ -10,6 +10,10 @@ worker is in the commit before it is sent (a strong production, paper 6.1.2), an
 acknowledged, which is after it is consumed durably over there. Frames of a lane are numbered; a slot
 remembers the last number that it consumed of each lane, which is all that it takes to know a duplicate (paper
 6.1.1).
+
+Weak productions (paper 6.1.3) leave at the end of the turn: `early`. So does what an injector has for a
+computation that does without exactly-once. After a crash the turn is done again and makes them anew, in other
+frames: their reader takes both. When they are checkpointed, and their cause is acknowledged: `weak.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,14 +51,17 @@ from millwheel.engine.store import (
     Store,
     frame_row,
     heard_row,
+    keeper,
     lane_row,
     lines_row,
     owners,
     plain,
     sink_row,
+    weak_lane,
 )
 from millwheel.engine.watermarks import of_inputs
-from millwheel.topology import DEAD_LETTERS, decoder_of
+from millwheel.engine.weak import UnderWay
+from millwheel.topology import DEAD_LETTERS, Node, decoder_of
 from photon.logs.shares import SLOTS
 
 _lane: Final = msgspec.msgpack.Decoder(Lane).decode
@@ -80,6 +87,13 @@ class Release(NamedTuple):
     lows: dict[str, int]
 
 
+class Early(NamedTuple):
+    """What leaves before a commit. `frames`: by worker."""
+
+    frames: list[tuple[int, Frame]]
+    lines: list[Lines]
+
+
 class _Sent(NamedTuple):
     lane: int
     number: int
@@ -88,9 +102,9 @@ class _Sent(NamedTuple):
 
 
 class Wheel:
-    """For one thread. `me` of `workers`; the store has claimed what they own."""
+    """For one thread. `me` of `workers`; the store has claimed what they own, under the sequencer."""
 
-    def __init__(self, plan: Plan, store: Store, me: int, workers: int) -> None:
+    def __init__(self, plan: Plan, store: Store, me: int, workers: int, sequencer: int) -> None:
         self.plan = plan
         self._store = store
         self.me, self.workers = me, workers
@@ -127,17 +141,23 @@ class Wheel:
             np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
         self._inbox: list[Frame] = []
         self._unacked: dict[int, dict[tuple[int, int], _Sent]] = {worker: {} for worker in range(workers)}
-        for lane in self.lanes:
+        for lane in (*self.lanes, *map(weak_lane, self.lanes)):
             for _, packed in store.scan(FRAME + bytes((lane,))):
                 for worker, frame in split_frame(decode_frame(packed), self._slots, self._owners).items():
                     self._unacked[worker][lane, frame.number] = _Sent(
                         lane, frame.number, frame.lows, len(packed)
                     )
+        self._weak = UnderWay(sequencer)
         self._inbox += self.frames_for(me)
-        self._waiting: dict[int, list[Records]] = {}
-        self._outgoing: dict[int, tuple[list[Part], dict[str, int]]] = {}
-        self._lines: dict[str, list[bytes]] = {}
+        self._waiting: dict[tuple[int, bool], list[Records]] = {}
+        """By input. True: after a crash they come again as they are, so what is made of them may leave."""
+        self._outgoing: dict[bool, dict[int, tuple[list[Part], dict[str, int]]]] = {False: {}, True: {}}
+        """True: weak."""
+        self._lines: dict[bool, dict[str, list[bytes]]] = {False: {}, True: {}}
         self._acks: dict[int, int] = {}
+        self._consumed: set[int] = set()
+        """Lanes of which ids are to be kept."""
+        self._early = Early([], [])
         self._changes: Changes = {}
         self._release: Release | None = None
         self._now = 0
@@ -159,7 +179,7 @@ class Wheel:
         sent = self._unacked[worker]
         for key in [key for key in sent if key[0] == lane and key[1] <= number]:
             del sent[key]
-            if not any(key in others for others in self._unacked.values()):
+            if not any(key in others for others in self._unacked.values()) and self._weak.acked(key):
                 self._changes[frame_row(*key)] = None
 
     def inject(
@@ -175,9 +195,9 @@ class Wheel:
         counts["records"] += max(map(len, records.values()), default=0)
         counts["dead_letters"] += len(letters)
         for number, of_input in records.items():
-            self._route(injector, number, of_input)
+            self._route(injector, number, of_input, True)
         if letters:
-            self._lines.setdefault(DEAD_LETTERS, []).extend(map(_json, letters))
+            self._lines[False].setdefault(DEAD_LETTERS, []).extend(map(_json, letters))
 
     def bound(self, injector: str, low: int) -> None:
         """All that this worker will still inject is at or after this time."""
@@ -201,14 +221,23 @@ class Wheel:
         more = False
         for name, stage in self.stages.items():
             stage.now = now
-            for read in self._inputs_of[name]:
-                parts = self._waiting.pop(read, None)
-                if parts:
-                    stage.process(read, together(parts))
+            for weak in (True, False):
+                for read in self._inputs_of[name]:
+                    parts = self._waiting.pop((read, weak), None)
+                    if parts:
+                        stage.process(read, together(parts))
+                if weak:
+                    self._drain(name, stage, weak)
             stage.fire()
-            self._drain(name, stage)
+            self._drain(name, stage, False)
             more |= self._is_due(stage)
         return more
+
+    def early(self) -> Early:
+        """What leaves at once; to be asked for after each turn, and when a commit has begun."""
+        self._take_early()
+        early, self._early = self._early, Early([], [])
+        return early
 
     @property
     def due(self) -> bool:
@@ -227,7 +256,7 @@ class Wheel:
     def frames_for(self, worker: int) -> Iterator[Frame]:
         """All that this worker was sent and has not acknowledged, by lane and number."""
         for lane, number in sorted(self._unacked[worker]):
-            packed = self._store.read([frame_row(lane, number)])[0]
+            packed = self._weak.packed((lane, number)) or self._store.read([frame_row(lane, number)])[0]
             if packed is not None:
                 split = split_frame(decode_frame(packed), self._slots, self._owners)
                 if worker in split:
@@ -248,20 +277,22 @@ class Wheel:
         assert self._release is None
         if self._waiting:
             self.turn(self._now)  # what is noted as read has its effects in the same commit
-        frames = self._take_frames()
-        lines = self._take_lines()
+        self._take_early()
+        frames = self._take_frames(False)
+        lines = self._take_lines(False)
         for stage in self.stages.values():
             if stage.changes:
                 self._changes.update(stage.changes)
                 stage.changes = {}
-        for lane in self._acks:
+        for lane in self._consumed:
             self._changes[heard_row(lane, self.me)] = self._heard[lane].astype("<i8").tobytes()
+        self._consumed.clear()
         changes, self._changes = self._changes, {}
+        acks, self._acks = self._weak.begin_commit(changes, self._acks, self._now), {}
         if changes:
             self._lane.marks = self.marks
             self._lane.counts = self._counts()
             changes[lane_row(self.me)] = _encode(self._lane)
-        acks, self._acks = self._acks, {}
         self._release = Release(frames, acks, lines, self._lows())
         return changes
 
@@ -269,10 +300,11 @@ class Wheel:
         """The commit is durable."""
         assert self._release is not None
         release, self._release = self._release, None
+        self._weak.committed()
         for stage in self.stages.values():
             stage.forget_cached(stage.changes)
         for lane, number in list(release.acks.items()):
-            if lane in self.lanes:  # it came from a former worker, whose lane is ours now
+            if keeper(lane, self.workers) == self.me:  # it came from a former worker, whose lane is ours now
                 self.acked(self.me, lane, number)
                 del release.acks[lane]
         return release
@@ -339,31 +371,45 @@ class Wheel:
         return self._heard[lane]
 
     def _hear(self, frame: Frame) -> None:
-        """Take what is new of a frame; all of it is acknowledged, with the commit of this turn."""
+        """Take what is new of a frame, and all that is for who does without exactly-once; all of it is
+        acknowledged, with the commit of this turn."""
         floors = self._floors(frame.lane)
         consumed = np.zeros(SLOTS, np.bool_)
         for part in frame.parts:
             if part.input not in self.plan.inputs:
                 continue  # its consumer was removed
             records = part.records
-            slots = self._slots.of(records.names)
-            fresh = floors[slots] < frame.number
-            consumed[slots] = True
-            if fresh.any():
-                self._waiting.setdefault(part.input, []).append(records.of_names(fresh))
-        floors[consumed] = np.maximum(floors[consumed], frame.number)
+            if self._consumer(part.input).exactly_once:
+                slots = self._slots.of(records.names)
+                fresh = floors[slots] < frame.number
+                consumed[slots] = True
+                records = records.of_names(fresh)
+            if len(records):
+                self._wait(part.input, records, True)
+        if consumed.any():
+            floors[consumed] = np.maximum(floors[consumed], frame.number)
+            self._consumed.add(frame.lane)
         self._acks[frame.lane] = max(frame.number, self._acks.get(frame.lane, 0))
 
-    def _drain(self, name: str, stage: Stage) -> None:
+    def _consumer(self, number: int) -> Node:
+        """Of an input."""
+        return self.plan.topology.computations[self.plan.inputs[number][0]]
+
+    def _wait(self, number: int, records: Records, again: bool) -> None:
+        weak = again and self._consumer(number).productions == "weak"
+        self._waiting.setdefault((number, weak), []).append(records)
+
+    def _drain(self, name: str, stage: Stage, weak: bool) -> None:
         for stream, records in stage.outputs:
             for number in self.plan.readers[stream]:
-                self._route(name, number, self._rekeyed(stream, number, records))
+                self._route(name, number, self._rekeyed(stream, number, records), weak)
             sink = self.plan.sink(stream)
             if sink is not None:
-                self._lines.setdefault(stream, []).extend(self._as_lines(stream, records, sink.with_time))
+                lines = self._as_lines(stream, records, sink.with_time)
+                self._lines[weak].setdefault(stream, []).extend(lines)
         stage.outputs.clear()
         if stage.dead:
-            self._lines.setdefault(DEAD_LETTERS, []).extend(map(_json, stage.dead))
+            self._lines[False].setdefault(DEAD_LETTERS, []).extend(map(_json, stage.dead))
             stage.dead.clear()
 
     def _as_lines(self, stream: str, records: Records, with_time: bool) -> Iterator[bytes]:
@@ -382,48 +428,59 @@ class Wheel:
         keys = [str(key(opened(value))) for value in values_of(records.values, len(records))]
         return Records(*coded(keys), records.times, records.values)
 
-    def _route(self, source: str, number: int, records: Records) -> None:
-        """To the stage here, and to other workers."""
+    def _route(self, source: str, number: int, records: Records, again: bool) -> None:
+        """To the stage here, and to other workers. `again`: after a crash they are made again as they are."""
         if not len(records):
             return
         if self.workers == 1:
-            self._waiting.setdefault(number, []).append(records)
+            self._wait(number, records, again)
             return
+        weak = again and not self._consumer(number).exactly_once
         owner = self._owner[self._slots.of(records.names)]
         for worker in np.unique(owner).tolist():
             theirs = records.of_names(owner == worker)
             if worker == self.me:
-                self._waiting.setdefault(number, []).append(theirs)
+                self._wait(number, theirs, again)
             else:
-                parts, lows = self._outgoing.setdefault(worker, ([], {}))
+                parts, lows = self._outgoing[weak].setdefault(worker, ([], {}))
                 parts.append(Part.of(number, theirs))
                 # What is behind its source's own promise is late whatever waits for it. Held back by it, a
                 # low watermark would stand for as long as there is always some straggler under way.
                 low = max(int(theirs.times.min()), self._promised.get(source, BEFORE))
                 lows[source] = min(lows.get(source, NEVER), low)
 
-    def _take_frames(self) -> list[tuple[int, Frame]]:
+    def _take_frames(self, weak: bool) -> list[tuple[int, Frame]]:
         frames = []
-        for worker, (parts, lows) in self._outgoing.items():
-            frame = Frame(self.me, self._lane.frame, lows, parts)
-            self._lane.frame += 1
-            packed = encode_frame(frame)
-            self._changes[frame_row(self.me, frame.number)] = packed
-            self._unacked[worker][self.me, frame.number] = _Sent(self.me, frame.number, lows, len(packed))
+        for worker, (parts, lows) in self._outgoing[weak].items():
+            if weak:
+                frame = Frame(weak_lane(self.me), self._weak.next_number(), lows, parts)
+            else:
+                frame = Frame(self.me, self._lane.frame, lows, parts)
+                self._lane.frame += 1
+            key, packed = (frame.lane, frame.number), encode_frame(frame)
+            if weak:
+                self._weak.sent(key, packed)
+            else:
+                self._changes[frame_row(*key)] = packed
+            self._unacked[worker][key] = _Sent(*key, lows, len(packed))
             frames.append((worker, frame))
-        self._outgoing = {}
+        self._outgoing[weak] = {}
         return frames
 
-    def _take_lines(self) -> list[Lines]:
+    def _take_lines(self, weak: bool) -> list[Lines]:
         taken = []
-        for sink, lines in self._lines.items():
+        for sink, lines in self._lines[weak].items():
             data = b"\n".join(lines) + b"\n"
             number = self._lane.line
             self._lane.line += 1
             self._changes[lines_row(self.plan.sinks[sink], self.me, number)] = data
             taken.append(Lines(sink, number, data))
-        self._lines = {}
+        self._lines[weak] = {}
         return taken
+
+    def _take_early(self) -> None:
+        self._early.frames.extend(self._take_frames(True))
+        self._early.lines.extend(self._take_lines(True))
 
     def _low(self, name: str) -> int:
         """What is promised for an injector or a computation: nothing older comes of it from this worker."""

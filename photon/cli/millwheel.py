@@ -137,7 +137,9 @@ def check(topology: str) -> None:
         made = found.computations[name]
         reads = ", ".join(read.stream for read in made.inputs)
         makes = ", ".join(stream.name for stream in made.streams) or "nothing"
-        click.echo(f"{name:<20} {type(made.computation).__name__}: {reads} -> {makes}")
+        weak = ", weak" if made.productions == "weak" else ""
+        often = "" if made.exactly_once else ", not exactly once"
+        click.echo(f"{name:<20} {type(made.computation).__name__}: {reads} -> {makes}{weak}{often}")
     for name, sink in found.sinks.items():
         click.echo(f"{name:<20} sink, {sink.directory}")
 

@@ -276,10 +276,10 @@ POINTS = {
 class InTurn(World):
     """Without dice: workers in turn take each step. One dies at a point, when it is there the n-th time."""
 
-    def __init__(self, lines, point, victim, times, zombie):
+    def __init__(self, topology, lines, point, victim, times, zombie):
         self.point, self.victim, self.times, self.zombie = point, victim, times, zombie
         self.dead = False
-        super().__init__(two_stages(), {"clicks": lines}, 2, None)
+        super().__init__(topology, {"clicks": lines}, 2, None)
         self.schedule = itertools.cycle((me, step) for me in range(2) for step in range(9))
 
     def step(self):
@@ -316,7 +316,7 @@ def test_who_dies_at_a_point_between_two_steps_loses_and_doubles_nothing(point, 
     lines = clicks(random.Random(8), 60, users=8)
     died = 0
     for victim, times in itertools.product(range(2), (0, 1, 2, 5, 9)):
-        world = InTurn(lines, point, victim, times, zombie)
+        world = InTurn(two_stages(), lines, point, victim, times, zombie)
         world.run()
         died += world.dead
         assert world.sinks.pop("dead-letters") == []

@@ -169,7 +169,7 @@ def test_a_low_watermark_goes_on_while_there_is_always_a_straggler_under_way():
     """Each frame to the other worker has one, and the next leaves before it is acknowledged."""
     plan = Plan(made := topology(99.0), numbered(made, {}))
     store = MemoryStore().claim([slot for slot, owner in enumerate(owners(2)) if owner == 0], 1)
-    wheel = Wheel(plan, store, 0, 2)
+    wheel = Wheel(plan, store, 0, 2, 1)
     theirs = next(key for key in map(str, range(100)) if owners(2)[slot_of_key(key)] == 1)
     (read,) = plan.readers["clicks"]
     lows = []
