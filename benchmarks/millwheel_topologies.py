@@ -44,6 +44,13 @@ class Echo(Computation[int]):
         ctx.produce(self._stream, record.value)
 
 
+class Relay(Echo):
+    """Keeps no count, so a record may come twice."""
+
+    def process_record(self, record: Record, ctx: Context[int]) -> None:
+        ctx.produce(self._stream, record.value)
+
+
 def _logs(lateness_s: float) -> dict[str, Logs]:
     return {"events": Logs("logs/*.jsonl", "ts_us", lateness_s=lateness_s)}
 
@@ -63,17 +70,25 @@ ZEITGEIST = Topology(
     },
     _COUNTS | {"odd": LogSink("out/odd")},
 )
-STAGE = Topology(
-    _logs(0),
-    {"echo": node(Echo("echoed"), Input("events", key="key", value="n"), Stream("echoed"))},
-    {"echoed": LogSink("out/echoed")},
-)
-STAGES = Topology(
-    _logs(0),
-    {
-        "first": node(Echo("a"), Input("events", key="key", value="n"), Stream("a")),
-        "second": node(Echo("b"), Input("a", key=lambda n: f"x{n % 1_000}"), Stream("b")),
-        "third": node(Echo("echoed"), Input("b", key=lambda n: f"y{n % 997}"), Stream("echoed")),
-    },
-    {"echoed": LogSink("out/echoed")},
-)
+_ECHOED = {"echoed": LogSink("out/echoed")}
+
+
+def _one_stage(kind: type[Echo], **how: Any) -> Topology:
+    read = Input("events", key="key", value="n")
+    return Topology(_logs(0), {"echo": node(kind("echoed"), read, Stream("echoed"), **how)}, _ECHOED)
+
+
+def _three_stages(kind: type[Echo], **how: Any) -> Topology:
+    reads = {
+        "a": Input("events", key="key", value="n"),
+        "b": Input("a", key=lambda n: f"x{n % 1_000}"),
+        "echoed": Input("b", key=lambda n: f"y{n % 997}"),
+    }
+    names = dict(zip(reads, ("first", "second", "third"), strict=True))
+    stages = {names[to]: node(kind(to), read, Stream(to), **how) for to, read in reads.items()}
+    return Topology(_logs(0), stages, _ECHOED)
+
+
+_WEAK: Final[dict[str, Any]] = {"exactly_once": False, "productions": "weak"}
+STAGE, STAGES = _one_stage(Echo), _three_stages(Echo)
+WEAK_STAGE, WEAK_STAGES = _one_stage(Relay, **_WEAK), _three_stages(Relay, **_WEAK)

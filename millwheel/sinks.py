@@ -1,8 +1,9 @@
 """Sinks: files that have each line once, and a manifest of those that are complete.
 
-Lines are durable in the store before a file gets them, so what a reader sees is never taken back. Once a file
-is synced past them they leave the store, in the commit that notes how far the file is; after a crash the file
-gets from the store what it lacks.
+Lines are durable in the store before a file gets them, so what a reader sees is never taken back. Lines
+of weak productions (paper 6.1.3) leave a growing file again if their commit never was. Once a file is synced
+past them, lines leave the store in the commit that notes how far the file is; after a crash the file gets
+from the store what it lacks.
 """
 
 import contextlib

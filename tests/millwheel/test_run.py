@@ -30,13 +30,15 @@ def test_logs_are_worked_off_and_every_complete_file_is_listed(system, workers):
     assert listed == len(expected(lines)["counts"])
 
 
-def test_kills_of_workers_and_of_the_run_change_nothing(system):
+@pytest.mark.parametrize("topology", ["TOPOLOGY", "RELAXED"])
+def test_kills_of_workers_and_of_the_run_change_nothing(system, topology):
+    name = f"tests.millwheel.topologies:{topology}"
     dice = random.Random(2)
     lines = clicks(dice, 30_000, users=200, seconds=60)
     for part in range(4):
         system.write(f"{part}.jsonl", lines[part::4])
     for round_ in range(2):
-        process = system.start("--workers", "3" if round_ == 1 else "2")
+        process = system.start("--workers", "3" if round_ == 1 else "2", name=name)
         deadline = time.monotonic() + dice.uniform(0.8, 1.6)
         while time.monotonic() < deadline and process.poll() is None:
             for pid in system.workers()[:1]:
@@ -44,10 +46,22 @@ def test_kills_of_workers_and_of_the_run_change_nothing(system):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(dice.uniform(0.05, 0.3))
         system.kill()
-    summary = system.run("--workers", "2")
+    summary = system.run("--workers", "2", name=name)
     assert summary["counts"]["clicks"]["records"] == 30_000
     assert summary["dead_letters"] == 0
     system.check(lines)
+    if topology == "RELAXED":
+        assert {value["id"] for value in system.sink("again")} == set(range(60_000))
+
+
+def test_what_is_relaxed_is_told_and_what_cannot_be_is_refused(system):
+    said = system.ask("check", "tests.millwheel.topologies:RELAXED")
+    assert "Relay: clicks -> parsed, weak, not exactly once\n" in said
+    assert "Totals: counts -> totals\n" in said
+    (system.directory / "wrong.py").write_text(
+        "from tests.millwheel.topologies import weak_stages\nTOPOLOGY = weak_stages(again={})\n"
+    )
+    assert "may come twice" in system.refused("check", "wrong:TOPOLOGY")
 
 
 @pytest.mark.long

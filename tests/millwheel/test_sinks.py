@@ -95,6 +95,16 @@ def test_what_a_reader_may_have_seen_is_not_cut_after_a_kill(tmp_path, monkeypat
     assert [path.stat().st_ino for path in store.paths()] == inodes
 
 
+def test_a_line_whose_commit_never_was_is_taken_back(tmp_path):
+    """A weak production's, which a file gets before its commit."""
+    store = Store(tmp_path)
+    store.append(b"1\n")
+    store.files.append(Lines("x", 99, b"2\n"))
+    assert store.written() == b"1\n2\n"
+    store.files = store.opened()
+    assert store.written() == b"1\n"
+
+
 def test_a_complete_file_is_counted_once(tmp_path, monkeypatch):
     counted = []
     real = SinkFiles._entry

@@ -88,6 +88,94 @@ HELD = two_stages(Logs("logs/*.jsonl", "ts", lateness_s=2, expected=("logs/0*", 
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
 
 
+class Relay(Computation):
+    """Stateless: hands on what it gets."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def process_record(self, record, ctx):
+        ctx.produce(self.stream, record.value)
+
+
+class Seen(Computation[dict]):
+    """Distinct ids of a key in each second: one that comes again changes nothing."""
+
+    def process_record(self, record, ctx):
+        second = record.time // SECOND
+        ctx.state.setdefault(second, {})[record.value["id"]] = True
+        ctx.set_timer(second, (second + 1) * SECOND)
+
+    def process_timer(self, timer, ctx):
+        seen = ctx.state.pop(timer.tag)
+        ctx.produce("counts", {"key": ctx.key, "second": timer.tag, "count": len(seen)})
+        if not ctx.state:
+            ctx.forget()
+
+
+class Numbers(Computation[int]):
+    """What it produces hangs on the order of what comes."""
+
+    state = int
+
+    def process_record(self, record, ctx):
+        ctx.state += 1
+        ctx.produce("numbered", {"key": ctx.key, "n": ctx.state, "id": record.value["id"]})
+
+
+WEAK = {"exactly_once": False, "productions": "weak"}
+
+
+def weak_stages(relay=WEAK, again=WEAK):
+    """From an injector through two stages without state to idempotent counts, and to totals, exactly once."""
+    return Topology(
+        {"clicks": Logs("logs/*.jsonl", "ts", lateness_s=2)},
+        {
+            "relay": node(Relay("parsed"), Input("clicks", key="id"), Stream("parsed"), late="drop", **relay),
+            "again": node(
+                Relay("again"),
+                Input("parsed", key=lambda value: f"{value['user']}-{value['id']}"),
+                Stream("again"),
+                late="drop",
+                **again,
+            ),
+            "seen": node(
+                Seen(),
+                Input("again", key=lambda value: value["user"]),
+                Stream("counts"),
+                late="drop",
+                exactly_once=False,
+            ),
+            "totals": node(
+                Totals(),
+                Input("counts", key=lambda value: str(value["second"])),
+                Stream("totals"),
+                late="dead-letter",
+            ),
+        },
+        {name: LogSink(f"out/{name}") for name in ("again", "counts", "totals")},
+    )
+
+
+def numbered_stages():
+    """A weak stage behind one whose productions may be others when its turn is done again."""
+    by_number = Input("numbered", key=lambda value: f"{value['key']}-{value['n']}")
+    return Topology(
+        {"clicks": Logs("logs/*.jsonl", "ts", lateness_s=2)},
+        {
+            "numbers": node(Numbers(), Input("clicks", key="user"), Stream("numbered")),
+            "relay": node(Relay("parsed"), by_number, Stream("parsed"), **WEAK),
+            "shown": node(
+                Relay("shown"), Input("parsed", key=lambda value: str(value["id"])), Stream("shown"), **WEAK
+            ),
+        },
+        {"parsed": LogSink("out/parsed"), "shown": LogSink("out/shown")},
+    )
+
+
+RELAXED = weak_stages()
+
+
 def clicks(random, count, users=9, seconds=20):
     """Within a second of their order by time."""
     step = seconds * SECOND // count
@@ -96,6 +184,7 @@ def clicks(random, count, users=9, seconds=20):
             "user": f"user{random.randrange(users)}",
             "ts": row * step + random.randrange(SECOND),
             "what": "click",
+            "id": row,
         }
         for row in range(count)
     ]
