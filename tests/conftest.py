@@ -9,9 +9,7 @@ from hypothesis import HealthCheck, settings
 from photon.cli.main import main
 
 # A machine that is busy with the other worker makes examples slowly: that is no fault of what is tested.
-settings.register_profile(
-    "photon", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("photon", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("photon")
 
 

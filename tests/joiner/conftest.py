@@ -61,7 +61,7 @@ def serve(tmp_path, registry, store, fatal):
 
     yield start
     for server in servers:
-        server.stop(1)
+        server.stop(0)
 
 
 @pytest.fixture

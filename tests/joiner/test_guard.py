@@ -28,9 +28,9 @@ class Poisoned(Adapter):
                 time.sleep(0.2)
 
 
-def life(directory, names):
+def life(directory, names, timeout_s):
     """Of a joiner that has these events to adapt: what becomes of them stands in `answer`."""
-    guard = Guard(directory, timeout_s=0.5)
+    guard = Guard(directory, timeout_s)
     if guard.found:
         print(guard.found, flush=True)
     adapted = BatchAdapter(Poisoned(), guard).join(
@@ -48,13 +48,13 @@ class Lives:
     def __init__(self, directory):
         self._directory = directory
 
-    def next(self, events):
+    def next(self, events, timeout_s=60.0):
         """What it answers; None if it ends before."""
         answer = self._directory / "answer"
         answer.unlink(missing_ok=True)
         self._told = self._directory / "told"
         self._told.unlink(missing_ok=True)
-        status = Child(life, self._directory, events.split(), told=self._told).wait()
+        status = Child(life, self._directory, events.split(), timeout_s, told=self._told).wait()
         assert answer.exists() == (status == 0)
         return json.loads(answer.read_text()) if answer.exists() else None
 
@@ -81,17 +81,17 @@ def test_an_event_at_which_its_joiner_ends_again_and_again_is_answered_without_t
     lives, poison, told
 ):
     for _ in range(DEATHS_MAX):
-        assert lives.next(f"a {poison} b") is None
-    rows, failed = lives.next(f"a {poison} b")
+        assert lives.next(f"a {poison} b", 0.5) is None
+    rows, failed = lives.next(f"a {poison} b", 0.5)
     assert rows == [0, 2] and "while the adapter worked on this event" in failed["1"]
     assert told in lives.told and (told == "killed" or "in join" in lives.told)
     # The adapter may be mended by now: when the event comes again it is asked again.
     assert lives.next("a b") == [None, {}]
-    assert lives.next(poison) is None
+    assert lives.next(poison, 0.5) is None
 
 
 def test_a_slow_adapter_has_its_time_for_each_event_and_a_single_death_is_forgiven(lives, tmp_path):
-    assert lives.next("slow " * 6) == [None, {}]
+    assert lives.next("slow " * 7, 1.0) == [None, {}]
     for _ in range(2 * DEATHS_MAX):
         # Killed, by whomever, while it worked on that.
         (tmp_path / "adapter.mark").write_bytes(b"a".ljust(16))

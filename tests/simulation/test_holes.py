@@ -20,6 +20,7 @@ from tests.simulation.registry_holes import small_chunks
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.hole)
 @pytest.mark.long
+@pytest.mark.timeout(600)  # twenty seeds of some seconds each, at most
 def test_a_seed_notices_the_hole_and_passes_without_it(case: Case) -> None:
     for seed in range(case.plan.seed, case.plan.seed + case.tries):
         plan = replace(case.plan, seed=seed)
