@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,13 @@ def make_logs(directory: Path) -> Path:
 
 
 @pytest.mark.cluster
-def test_a_run_inside_tls_joins_each_event_once_with_what_photon_certs_has_made(tmp_path: Path) -> None:
-    made = photon("certs", "--out", tmp_path / "certs", "--name", "here")
-    assert made.returncode == 0, made.stderr
+def test_a_run_inside_tls_joins_each_event_once_with_what_photon_certs_has_made(
+    tmp_path: Path, command: Any
+) -> None:
+    made = command("certs", "--out", tmp_path / "certs", "--name", "here")
+    assert made.status == 0, made.err
     config = tmp_path / "photon.toml"
-    config.write_text(made.stdout + "[metrics]\nserve = true\n", "utf-8")
+    config.write_text(made.out + "[metrics]\nserve = true\n", "utf-8")
     out = tmp_path / "out"
     summary = join(make_logs(tmp_path / "logs"), out, "--config", config, "--datacenters", 2)
     assert summary["joined"] == EVENTS and fates_add_up(summary)

@@ -204,7 +204,8 @@ def test_kills_of_receivers_and_of_workers_while_lines_are_pushed_change_nothing
 
 def test_a_file_is_pushed_and_what_it_grew_by_and_the_disk_does_not_fill(system):
     now = time.time_ns() // 1_000
-    pad = "x" * 200_000
+    system.environment["PUSHED_FILE_BYTES"] = "600000"
+    pad = "x" * 2_000
     lines = [{"user": f"u{n % 7}", "ts": now + n, "what": "click", "pad": pad} for n in range(400)]
     system.write("a.jsonl", lines[:390])
     system.start("--follow", name=PUSHED)

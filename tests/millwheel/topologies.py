@@ -1,12 +1,12 @@
 """Topologies that tests run, in memory and as processes.
 
-A worker's wall clock is CLOCK_OFF_S seconds off.
+A worker's wall clock is CLOCK_OFF_S seconds off; a receiver's files are of PUSHED_FILE_BYTES.
 """
 
 import os
 import sys
 
-from millwheel import Computation, Input, Logs, LogSink, Push, Stream, Topology, node
+from millwheel import Computation, Input, Logs, LogSink, Push, Stream, Topology, node, push
 from millwheel.ready import WindowCounts, Zeitgeist
 from photon.core.clock import SystemClock
 
@@ -210,3 +210,5 @@ if "worker" in sys.argv and "CLOCK_OFF_S" in os.environ:
     off_us = int(os.environ["CLOCK_OFF_S"]) * SECOND
     right = SystemClock.now_us
     SystemClock.now_us = lambda clock: right(clock) + off_us
+if "PUSHED_FILE_BYTES" in os.environ:
+    push.FILE_BYTES_MAX = int(os.environ["PUSHED_FILE_BYTES"])
