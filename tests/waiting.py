@@ -15,9 +15,10 @@ def wait_until(
 ) -> Found:
     """What `condition` finds, as soon as there is something; fails after `seconds` and says `what` it was."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, (
-            what() if callable(what) else what
-        ) or "it did not happen in time"
-        time.sleep(pause)
-    return found
+    while True:
+        looked = time.monotonic()
+        if found := condition():
+            return found
+        now = time.monotonic()
+        assert now < deadline, (what() if callable(what) else what) or "it did not happen in time"
+        time.sleep(max(pause, 2 * (now - looked)))  # the system that is waited for needs the processor
