@@ -154,7 +154,9 @@ class Processes:
 
     def signal(self, number: int, *those: Any) -> None:
         for who in those:
-            self._processes[who].send_signal(number)
+            process = self._processes[who]
+            if process.poll() is None:
+                os.kill(process.pid, number)
 
     def pause(self, *those: Any) -> None:
         """SIGSTOP: alive for the kernel, dead for everybody else."""
@@ -180,6 +182,6 @@ class Processes:
         try:
             return process.wait(ENDS_S)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # its log tells then where it stands
+            self.signal(signal.SIGABRT, who)  # its log tells then where it stands
             process.wait()
             raise AssertionError(f"{who} does not end:\n{self.said(who)[-6000:]}") from None

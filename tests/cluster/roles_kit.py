@@ -3,7 +3,9 @@
 import json
 import random
 from collections import Counter
+from functools import cache
 
+from photon.cluster.nursery import Nursery
 from photon.core.clock import SystemClock
 from tests.health import health
 from tests.ports import paired_ports
@@ -11,6 +13,12 @@ from tests.system import ENDS_S, PHOTON, Processes, joined_pairs
 from tests.waiting import wait_until
 
 METRICS_OFFSET = 1
+
+
+@cache
+def _nursery():
+    """One for all tests; it ends with them."""
+    return Nursery()
 
 
 class Roles(Processes):
@@ -93,9 +101,13 @@ class Roles(Processes):
         return registry + [a for roles in self.places.values() for some in roles.values() for a in some]
 
     def start(self, *who, wrapped=()):
+        """Forks, as those of a run are; or fresh processes, each the argument of a command."""
         for role, name in who or self.all:
-            command = [*wrapped, *PHOTON, role, "serve", "--config", str(self.config), "--name", name]
-            self.launch((role, name), command)
+            words = [role, "serve", "--config", str(self.config), "--name", name]
+            if wrapped:
+                self.launch((role, name), [*wrapped, *PHOTON, *words])
+            else:
+                self._processes[role, name] = _nursery().launch(words, self.log((role, name)))
 
     def health(self, role, name, service=""):
         return health(self.all[role, name], service)
