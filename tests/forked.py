@@ -9,7 +9,13 @@ from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["pytest", "tests.joiner.crash_child", "tests.joiner.serving_child", "tests.dispatcher.child"]
+    [
+        "pytest",
+        "tests.joiner.crash_child",
+        "tests.joiner.serving_child",
+        "tests.dispatcher.child",
+        "tests.idregistry.replica",
+    ]
 )
 
 

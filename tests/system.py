@@ -7,8 +7,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from photon.cluster.nursery import Nursery
 
 PHOTON = [sys.executable, "-m", "photon.cli.main"]
 ENDS_S = 60  # a machine that is busy takes its time
@@ -115,12 +118,18 @@ def environment() -> dict[str, str]:
     return os.environ | more
 
 
+@cache
+def _nursery() -> Nursery:
+    """One for all tests; it ends with them."""
+    return Nursery()
+
+
 class Processes:
     """Those of one system, each by its name (one word or several), with a log of its own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._processes: dict[Any, subprocess.Popen[bytes]] = {}
+        self._processes: dict[Any, Any] = {}
 
     def launch(self, who: Any, command: Sequence[str]) -> None:
         with self.log(who).open("ab") as log:
@@ -132,6 +141,11 @@ class Processes:
                 cwd=self.directory,
                 env=environment(),
             )
+
+    def fork(self, who: Any, role: str, config: Path, name: str) -> None:
+        """Starts `photon <role> serve` as a fork, as those of a run are."""
+        words = [role, "serve", "--config", str(config), "--name", name]
+        self._processes[who] = _nursery().launch(words, self.log(who))
 
     def log(self, who: Any) -> Path:
         name = who if isinstance(who, str) else "-".join(who)
@@ -145,7 +159,7 @@ class Processes:
         """The end of all logs, for the message of a failed check."""
         return "\n".join(f"--- {who}\n{self.said(who)[-2000:]}" for who in self._processes)
 
-    def process(self, who: Any) -> subprocess.Popen[bytes]:
+    def process(self, who: Any) -> Any:
         return self._processes[who]
 
     @property

@@ -3,9 +3,7 @@
 import json
 import random
 from collections import Counter
-from functools import cache
 
-from photon.cluster.nursery import Nursery
 from photon.core.clock import SystemClock
 from tests.health import health
 from tests.ports import paired_ports
@@ -13,12 +11,6 @@ from tests.system import ENDS_S, PHOTON, Processes, joined_pairs
 from tests.waiting import wait_until
 
 METRICS_OFFSET = 1
-
-
-@cache
-def _nursery():
-    """One for all tests; it ends with them."""
-    return Nursery()
 
 
 class Roles(Processes):
@@ -103,11 +95,11 @@ class Roles(Processes):
     def start(self, *who, wrapped=()):
         """Forks, as those of a run are; or fresh processes, each the argument of a command."""
         for role, name in who or self.all:
-            words = [role, "serve", "--config", str(self.config), "--name", name]
             if wrapped:
+                words = [role, "serve", "--config", str(self.config), "--name", name]
                 self.launch((role, name), [*wrapped, *PHOTON, *words])
             else:
-                self._processes[role, name] = _nursery().launch(words, self.log((role, name)))
+                self.fork((role, name), role, self.config, name)
 
     def health(self, role, name, service=""):
         return health(self.all[role, name], service)

@@ -1,8 +1,6 @@
 """Three real replica processes that can be killed and started again."""
 
-import json
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,8 @@ from typing import Any
 from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
+from tests.forked import Child
+from tests.idregistry import replica
 from tests.ports import free_ports
 from tests.system import Processes
 from tests.waiting import wait_until
@@ -48,7 +48,7 @@ class Cluster(Processes):
     def start(self, *nodes: str) -> None:
         for node in nodes or NODES:
             known = {*NODES, node}
-            replica = {
+            given = {
                 "node": node,
                 "grpc": {name: address for name, address in self.grpc.items() if name in known},
                 "raft": {name: port for name, port in self.raft.items() if name in known},
@@ -58,7 +58,7 @@ class Cluster(Processes):
                 "joining": node in self._joining,
                 "forget_after_s": self._forget_after_s,
             }
-            self.launch(node, [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)])
+            self._processes[node] = Child(replica.main, given, told=self.log(node))
 
     def join(self, node: str) -> None:
         """Start an empty replica at an address of its own, which waits to take another's place."""

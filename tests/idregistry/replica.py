@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from idregistry import coordinator
 from idregistry.rules.commands import Row
@@ -18,8 +19,7 @@ from photon.rpc.network import LOOPBACK, Network, Tls
 from photon.rpc.servers import on_termination
 
 
-def main() -> None:
-    replica = json.loads(sys.argv[1])
+def main(replica: dict[str, Any]) -> None:
     node, grpc, raft = replica["node"], replica["grpc"], replica["raft"]
     logging.basicConfig(
         filename=replica["log"], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
@@ -57,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(json.loads(sys.argv[1]))
