@@ -43,7 +43,7 @@ def of_model(model: Model) -> dict[tuple[int, int], Sum]:
     return found
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(COMMANDS | RELEASED_STORY, st.booleans()), max_size=25))
 def test_accounts_are_those_of_a_model_whatever_is_committed_released_expired_and_restored(
     story: list[tuple[Command, bool]],

@@ -137,7 +137,7 @@ STORY = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(story=STORY, shards=st.sampled_from([1, 1, 2]))
 def test_a_batch_is_answered_as_its_ids_one_by_one_would_be(
     story: list[tuple[Command, int, int]], shards: int
