@@ -43,11 +43,14 @@ def test_the_documents_import_nothing_but_the_public_api():
 
 
 @pytest.mark.cluster
-def test_logs_are_joined_by_one_call(tmp_path):
+def test_logs_are_joined_by_one_call_and_by_the_next_one_no_more(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"id": "q1", "ts_us": 1}\n')
     (tmp_path / "c.jsonl").write_text('{"id": "c1", "primary_id": "q1", "ts_us": 2}\n')
-    summary = photon.join([str(tmp_path / "q*.jsonl")], [str(tmp_path / "c*.jsonl")], tmp_path / "out")
-    assert (summary["foreign_events"], summary["joined"], summary["pending"]) == (1, 1, 0)
+    globs = str(tmp_path / "q*.jsonl"), [str(tmp_path / "c*.jsonl")]
+    summary = photon.join(*globs, tmp_path / "out", datacenters=2)
+    assert (summary["joined"], summary["pending"]) == (1, 0)
+    again = photon.join(*globs, str(tmp_path / "out"), datacenters=2)
+    assert (again["joined"], again["joined_this_run"]) == (1, 0)
     (joined,) = (tmp_path / "out" / "joined").rglob("*.jsonl")
     lines = joined.read_text().splitlines()
     assert lines == ['{"id": "c1", "primary_id": "q1", "ts_us": 2,"primary":{"id": "q1", "ts_us": 1}}']

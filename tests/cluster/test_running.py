@@ -9,7 +9,6 @@ import pytest
 from photon.cluster.run import RunLoop, join
 from photon.cluster.statuses import Sample
 from photon.core.errors import UsageError
-from tests.system import joined_pairs, write_lines
 
 
 class Reader:
@@ -74,17 +73,6 @@ def test_so_many_datacenters_there_are_not(tmp_path, datacenters):
     with pytest.raises(UsageError, match=f"datacenters must be from 1 to 5, not {datacenters}"):
         join("q", "c", tmp_path / "out", datacenters=datacenters)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.cluster
-def test_python_code_joins_as_the_command_does(tmp_path):
-    write_lines(tmp_path / "q.jsonl", [{"id": "q", "ts_us": 1}])
-    write_lines(tmp_path / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 2}])
-    globs = str(tmp_path / "q*"), [str(tmp_path / "c*")]
-    summary = join(*globs, tmp_path / "out", datacenters=2)
-    assert (summary["joined"], summary["pending"], joined_pairs(tmp_path / "out")) == (1, 0, {("q", "c"): 1})
-    again = join(*globs, str(tmp_path / "out"), datacenters=2)
-    assert (again["joined"], again["joined_this_run"]) == (1, 0)
 
 
 def test_a_loop_that_is_told_to_stop_asks_once_more_at_once(site):
