@@ -156,10 +156,10 @@ def node(
 ) -> Node:
     """A computation with what it reads and what it produces to.
 
-    For idempotent code (paper 6.1.3): without `exactly_once` a record may come again after a failure, and
-    nobody looks whether it does. Of `productions`, "weak" ones leave before the commit that has their cause:
-    after a failure they are made, and leave, anew. So they must follow from the record alone, and who reads
-    them does without `exactly_once`. What a timer produces is strong all the same.
+    For idempotent code (paper 6.1.3): without `exactly_once` a record may come again after a failure, and is
+    not recognized. Weak `productions` leave before the commit that has their cause, and come again after a
+    failure: they must follow from the record alone, and their readers must do without `exactly_once`. What a
+    timer produces is always strong.
     """
     inputs = tuple(part for part in parts if isinstance(part, Input))
     streams = tuple(part for part in parts if isinstance(part, Stream))
