@@ -54,6 +54,13 @@ class System:
         return json.loads(said) if said else errors
 
     def ask(self, *words):
+        return self._done(0, *words).stdout
+
+    def refused(self, *words):
+        """What it says of words that can't be."""
+        return self._done(2, *words).stderr
+
+    def _done(self, status, *words):
         done = subprocess.run(
             self.command(*words),
             cwd=self.directory,
@@ -62,8 +69,8 @@ class System:
             text=True,
             timeout=100,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stderr
+        return done
 
     def status(self):
         return json.loads(self.ask("status", "--work", "work", "--json"))

@@ -61,7 +61,7 @@ def test_what_is_relaxed_is_told_and_what_cannot_be_is_refused(system):
     (system.directory / "wrong.py").write_text(
         "from tests.millwheel.topologies import weak_stages\nTOPOLOGY = weak_stages(again={})\n"
     )
-    assert "may come twice" in system.run(name="wrong:TOPOLOGY", status=2)
+    assert "may come twice" in system.refused("check", "wrong:TOPOLOGY")
 
 
 @pytest.mark.long
