@@ -34,6 +34,7 @@ from dispatcher.rules.events import (
     pack_keys,
     unpack_id,
     unpack_primary_id,
+    unpack_time,
     unpack_values,
 )
 from dispatcher.rules.verdicts import NOTHING, Totals
@@ -278,21 +279,44 @@ class Ledger:
         asked = split_ids(ids)
         distinct = set(asked)
         found: dict[bytes, dict[str, Any]] = {}
+        for part in self._all_waiting(lambda value: unpack_id(value) in distinct):
+            for key, value in part:
+                found.setdefault(unpack_id(value), self._described(key, value))
+            if len(found) == len(distinct):
+                break
+        return [found.get(id_) for id_ in asked]
+
+    def oldest_waiting_us(self, from_us: int) -> int | None:
+        """The least time of an event that waits, of those from `from_us` on; None if none does. Looks through
+        all entries, as `find_waiting`."""
+        oldest_us: int | None = None
+
+        def seen(value: bytes) -> bool:
+            nonlocal oldest_us
+            time_us = unpack_time(value)
+            if time_us >= from_us and (oldest_us is None or time_us < oldest_us):
+                oldest_us = time_us
+            return False
+
+        for _ in self._all_waiting(seen):
+            pass
+        return oldest_us
+
+    def _all_waiting(self, wanted: Callable[[bytes], bool]) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The entries whose values are wanted, SCANNED_MAX looked through at a time."""
         position, left = b"", 0
 
-        def wanted(cursor: Any) -> bool | None:
+        def next_one(cursor: Any) -> bool | None:
             nonlocal position, left
             if not left:
                 return None
             left -= 1
             position = cursor.key() + b"\0"  # behind it
-            return unpack_id(cursor.value()) in distinct
+            return wanted(cursor.value())
 
-        while not left and len(found) < len(distinct):
+        while not left:
             left = SCANNED_MAX
-            for key, value in self.retries_from(position, wanted, self.file.bytes_max):
-                found.setdefault(unpack_id(value), self._described(key, value))
-        return [found.get(id_) for id_ in asked]
+            yield self.retries_from(position, next_one, self.file.bytes_max)
 
     def unpack(self, values: Sequence[bytes]) -> Events:
         """The events of entries. CorruptStateError for one that is no entry."""

@@ -13,6 +13,7 @@ import msgspec
 
 from dispatcher.arrivals import Listener
 from dispatcher.driver import Driver
+from dispatcher.hold import Holder
 from dispatcher.ledger import Ledger
 from dispatcher.reader import LogReader
 from dispatcher.rules.homes import Homes
@@ -148,6 +149,8 @@ class DispatcherServer:
             )
             undo.pop_all()
         self._listener = Listener(eventstore, self._gate, self._driver.arrive) if eventstore else None
+        days, follower = settings.registry.retention_days, self._reader.follower
+        self._holder = Holder(name, registry, self._ledger, follower, self._gate, days) if days > 0 else None
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
         self._rpc.serve_while(lambda: self._driver.storage_error is None)
         self._rpc.add(
@@ -165,8 +168,9 @@ class DispatcherServer:
         """Serve and work. AddressInUseError before anything is read."""
         self._rpc.start()
         self._driver.start()
-        if self._listener:
-            self._listener.start()
+        for beside in (self._listener, self._holder):
+            if beside:
+                beside.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True once it was stopped; False after the timeout. Raises what ended it before, if anything did."""
@@ -184,6 +188,8 @@ class DispatcherServer:
         self._driver.stop()
         if self._listener:
             self._listener.stop()
+        if self._holder:
+            self._holder.stop(self._drain and self._driver.idle)
         self._reader.follower.close()
         self._rpc.stop()
         self._ledger.close()

@@ -59,6 +59,15 @@ _RELEASED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """`boundary_us`: events before it are expired. `reached_us`: the time by clocks and events; None where it
+    is not known now, or nothing expires."""
+
+    boundary_us: int
+    reached_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Resharded:
     """What became of a proposal: `adopted` (it holds for events from `start_us` on), or `why` not."""
 
@@ -227,6 +236,19 @@ class RegistryClient:
         for start in range(0, len(incarnations), INCARNATIONS_MAX):
             request = pb.DismissRequest(incarnations=incarnations[start : start + INCARNATIONS_MAX])
             self._rounds.ask_directory("Dismiss", request, timeout_s)
+
+    def hold(self, name: str, oldest_us: int | None) -> Held:
+        """Let no event from `oldest_us` on expire while the dispatcher `name` may yet come with it.
+
+        None: it does not know yet; what was held before stays so, or else all that is kept now.
+        UsageError where too many hold something. UnavailableError.
+        """
+        answer = self._rounds.ask_directory("Hold", pb.HoldRequest(name=name, oldest_us=oldest_us))
+        return Held(answer.boundary_us, answer.reached_us if answer.HasField("reached_us") else None)
+
+    def release_hold(self, name: str) -> None:
+        """The dispatcher holds nothing any more: it has read all, or never comes back. UnavailableError."""
+        self._rounds.ask_directory("Hold", pb.HoldRequest(name=name, release=True))
 
     def lease_holders(self) -> list[str]:
         """Addresses of the joiners whose leases run, as the nearest replica that answers has seen them

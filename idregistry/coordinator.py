@@ -5,8 +5,10 @@ than the joiner asked, so it ends there first, whatever any wall clock says. A n
 takes what it does not know for renewed just now.
 """
 
+import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from msgspec.structs import replace
@@ -22,6 +24,7 @@ from idregistry.rules.commands import (
     Fence,
     Found,
     Gone,
+    Hold,
     KeepAlive,
     Propose,
     Rejected,
@@ -31,7 +34,8 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.directory import DirectoryState, Lease, Proposal, View, iso_utc
-from idregistry.rules.placement import Steward, is_replaced
+from idregistry.rules.packing import NO_BOUNDARY
+from idregistry.rules.placement import DAY_US, Steward, hold_due, is_replaced
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.state import ShardState
 from idregistry.shard import Answer, Ask, Line, Settled, answer_to
@@ -40,6 +44,7 @@ from photon.core.settings import Registry
 from photon.raft.port import Outcome, ReplicatedLog
 
 ASKS_WAITING_MAX: Final = 256
+HOLDING_SHOWN: Final = 10
 _IN_FLIGHT_MAX: Final = 16
 _START_AHEAD_DAYS_MAX: Final = 366
 START_AHEAD_MAX_US: Final = _START_AHEAD_DAYS_MAX * 86_400 * 1_000_000
@@ -57,8 +62,16 @@ class Look:
     incarnations: tuple[int, ...]
 
 
-Proposed = KeepAlive | Fence | Dismiss | Propose | Replace | Cancel
-Wanted = Proposed | Look
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A dispatcher says how old the oldest event is that it has yet to end; as of placement.hold_due."""
+
+    name: str
+    oldest_us: int | None
+
+
+Proposed = KeepAlive | Fence | Dismiss | Propose | Replace | Cancel | Hold
+Wanted = Proposed | Look | Report
 
 
 class Coordinator:
@@ -140,11 +153,37 @@ class Coordinator:
         if isinstance(ask.what, Look):
             ask.answer(Settled(list(map(self._standing, ask.what.incarnations))))
             return
-        command = self._complete(ask.what)
-        if isinstance(command, Standing | Rejected):
+        what = self._hold(ask.what) if isinstance(ask.what, Report) else ask.what
+        command = what if what is None else self._complete(what)
+        if command is None or isinstance(command, Standing | Rejected):
             ask.answer(Settled(command))
         else:
             log.propose(encode(command), lambda outcome: ask.answer(answer_to(outcome)))
+
+    def _hold(self, report: Report) -> Hold | None:
+        present_us = self._state.holds.get(report.name)
+        days = self._settings.retention_days
+        due_us = hold_due(present_us, report.oldest_us, self.boundary_us(), self.reached_us(), days)
+        return None if due_us is None else Hold(0, report.name, due_us)
+
+    def boundary_us(self) -> int:
+        """What every shard has forgotten, as this replica knows. Any thread."""
+        hosted = list(self._hosting.shards.values())
+        return min((one.shard.state.boundary_us for one in hosted), default=NO_BOUNDARY)
+
+    def reached_us(self) -> int | None:
+        """As of placement.reached_us. Any thread."""
+        one = next(iter(self._hosting.shards.values()), None)
+        return None if one is None else one.shard.reached_us()
+
+    def holding(self) -> dict[str, float]:
+        """Dispatchers that keep the boundary back most -> by how many seconds. Any thread."""
+        reached_us = self.reached_us() if self._state.holds else None
+        if reached_us is None:
+            return {}
+        wanted_us = reached_us - round(self._settings.retention_days * DAY_US)
+        least = heapq.nsmallest(HOLDING_SHOWN, self._state.holds.items(), key=itemgetter(1))
+        return {name: round((wanted_us - us) / 1e6, 1) for name, us in least if us < wanted_us}
 
     def _complete(self, what: Proposed) -> DirectoryCommand | Standing | Rejected:
         """With what only the leader knows: its clock, and how a lease stands."""

@@ -192,6 +192,7 @@ class RegistryServer:
         except BaseException:
             self._host.stop()  # lets go of the directories that are open already
             raise
+        self._log = log
         self._service = IdRegistryService(
             self._state, log, self._coordinator, self._hosting, clock, settings.request_timeout_s
         )
@@ -235,6 +236,8 @@ class RegistryServer:
         return Shard(group, self._settings, self._clock, self._host.wake, self._state, self._reached_us)
 
     def _reached_us(self) -> int | None:
+        if self._log.lag:  # a hold may be among what this replica does not know of yet
+            return None
         hosted = self._hosting.shards.values()
         newest_us = max((one.shard.state.latest_us for one in hosted), default=BEGINNING)
         return reached_us(self._clocks.trusted_us(), newest_us)

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 
-from idregistry.coordinator import Coordinator, Look, Wanted
+from idregistry.coordinator import Coordinator, Look, Report, Wanted
 from idregistry.hosting import Hosted, Hosting
 from idregistry.rules import commands
 from idregistry.rules.directory import DirectoryState, Proposal, name_mistake
@@ -389,6 +389,19 @@ class IdRegistryService(IdRegistryServicer):
         self._ask(commands.Dismiss(0, tuple(request.incarnations)), context)
         return pb.DismissResponse()
 
+    def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
+        """Let the boundary not pass a dispatcher's oldest event, or no longer."""
+        if (mistake := name_mistake(request.name)) is not None:
+            _mistake(context, mistake)
+        oldest_us = request.oldest_us if request.HasField("oldest_us") else None
+        if request.release:
+            self._ask(commands.Hold(0, request.name, None), context)
+        else:
+            self._ask(Report(request.name, oldest_us), context)
+        return pb.HoldResponse(
+            boundary_us=self._coordinator.boundary_us(), reached_us=self._coordinator.reached_us()
+        )
+
     def Reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
         """Propose another number of shards for events from a time on."""
         if not 1 <= request.shards <= SHARDS_MAX or not 0 <= request.at_us < HORIZON:
@@ -505,6 +518,8 @@ class IdRegistryService(IdRegistryServicer):
                 "replacing": view.leaving,
                 "leases": len(self._state.leases),
                 "fences": len(self._state.fences),
+                "holds": len(self._state.holds),
+                "holding": self._coordinator.holding(),
             },
             "identity": view.identity.hex(),
             "version": view.version,

@@ -235,7 +235,7 @@ class Shard:
         self._clock = clock
         self._wake = wake
         self._directory = directory
-        self._reached_us = reached_us
+        self.reached_us = reached_us
         self._steward = Steward(number, settings.leaders, clock)
         self._queue: Line[Request] = Line(
             settings.queue_ids_max,
@@ -308,18 +308,15 @@ class Shard:
             log.propose(encode(command), self._housekeeping_done)
 
     def _boundary_due(self) -> int | None:
-        now, boundary_us, days = (
-            self._clock.monotonic(),
-            self.state.boundary_us,
-            self._settings.retention_days,
-        )
+        now, boundary_us = self._clock.monotonic(), self.state.boundary_us
         if boundary_us != self._boundary_us:
             self._boundary_us, self._boundary_moved_at = boundary_us, now
         days = self._settings.retention_days
-        reached_us = self._reached_us() if days > 0 else None
+        reached_us = self.reached_us() if days > 0 else None
         if reached_us is None:
             return None
-        return boundary_due(reached_us, boundary_us, days, now - self._boundary_moved_at)
+        still_s = now - self._boundary_moved_at
+        return boundary_due(reached_us, boundary_us, days, still_s, self._directory.held_us)
 
     def _propose_batch(self, log: ReplicatedLog) -> None:
         batch = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from contextlib import contextmanager
 from pathlib import Path
 
+from idregistry.client import Held
 from idregistry.rules.commands import Standing
 from idregistry.rules.surveys import Account
 from photon.core.accounts import NOTHING, Sum, plus, sums_by_day, window_of
@@ -30,6 +31,10 @@ class FakeRegistry:
         self.expired: set[bytes] = set()
         self.boundary_us = -(1 << 63)
         """No event before it is registered."""
+        self.reached_us: int | None = None
+        """The time that dispatchers are told when they report what they hold."""
+        self.reports: list[int | None] = []
+        self.holds: set[str] = set()
         self.fences: set[int] = set()
         self.dismissed: set[int] = set()
         self.leases: dict[int, float] = {}
@@ -103,6 +108,14 @@ class FakeRegistry:
         if self.fails is not None:
             raise self.fails
         return self.holders
+
+    def hold(self, name: str, oldest_us: int | None) -> Held:
+        self.reports.append(oldest_us)
+        self.holds.add(name)
+        return Held(self.boundary_us, self.reached_us)
+
+    def release_hold(self, name: str) -> None:
+        self.holds.remove(name)
 
     def identity(self) -> str:
         return self.founded

@@ -209,6 +209,15 @@ class Dismiss(_Command, frozen=True):
     incarnations: tuple[int, ...]
 
 
+class Hold(_Command, frozen=True):
+    """A dispatcher keeps the boundary from passing `oldest_us`, or no longer (None). Answer: True or
+    Rejected.
+    """
+
+    name: str
+    oldest_us: int | None
+
+
 DirectoryCommand = (
     Found
     | Propose
@@ -222,6 +231,7 @@ DirectoryCommand = (
     | Fence
     | EndLease
     | Dismiss
+    | Hold
 )
 
 

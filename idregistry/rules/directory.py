@@ -23,6 +23,7 @@ from idregistry.rules.commands import (
     Fence,
     Found,
     Gone,
+    Hold,
     KeepAlive,
     Mismatched,
     Propose,
@@ -122,6 +123,7 @@ def shard_of_group(group: int) -> tuple[int, int]:
 
 LEASES_MAX: Final = 10_000
 """At a time: those that ran out go soon (idregistry.coordinator)."""
+HOLDS_MAX: Final = 10_000
 _SNAPSHOT_VERSION: Final = 3
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -143,6 +145,10 @@ class DirectoryState:
         self.renewed: set[int] = set()
         """Incarnations whose lease was taken or renewed since this was last cleared; no part of the state."""
         self._fenced: set[int] = set()
+        self.holds: dict[str, int] = {}
+        """Dispatcher -> the event time that the boundary must not pass for it."""
+        self.held_us: int | None = None
+        """The least of them."""
         self._rules: dict[type, Callable[[Any], object]] = {
             Found: self._found,
             Propose: self._propose,
@@ -156,6 +162,7 @@ class DirectoryState:
             Fence: self._fence,
             EndLease: self._end_lease,
             Dismiss: self._dismiss,
+            Hold: self._hold,
         }
 
     def apply(self, command: bytes) -> object:
@@ -334,6 +341,24 @@ class DirectoryState:
                 self.leases[incarnation] = replace(lease, dismissed=True)
         return True
 
+    def _hold(self, command: Hold) -> bool | Rejected:
+        holds, name = dict(self.holds), command.name
+        if command.oldest_us is None:
+            holds.pop(name, None)
+        elif name not in holds and len(holds) >= HOLDS_MAX:
+            return Rejected(
+                f"{HOLDS_MAX} dispatchers hold the boundary; drop those that never come back: "
+                "`photon registry release-hold NAME`"
+            )
+        else:
+            holds[name] = command.oldest_us
+        self._set_holds(holds)
+        return True
+
+    def _set_holds(self, holds: dict[str, int]) -> None:
+        """Replaced, not changed: other threads read them."""
+        self.holds, self.held_us = holds, min(holds.values(), default=None)
+
     def is_fenced(self, incarnation: int) -> bool:
         return incarnation in self._fenced
 
@@ -343,8 +368,8 @@ class DirectoryState:
 
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""
-        told = (self.view, self.leases, self.settings, self._grants, self.fences, self.time_us, self.vanished)
-        held = _Snapshot(*told)
+        told = self.leases, self.settings, self._grants, self.fences, self.time_us, self.vanished, self.holds
+        held = _Snapshot(self.view, *told)
         data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(held)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
@@ -364,6 +389,7 @@ class DirectoryState:
         self._grants, self.settings, self.vanished = held.grants, held.settings, held.vanished
         self._fenced = set(held.fences)
         self.renewed = set(held.leases)
+        self._set_holds(held.holds)
 
 
 _UNFOUNDED: Final = Rejected("the registry has no sharding configuration yet; try again", busy=True)
@@ -393,6 +419,7 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     fences: list[int]
     time_us: int
     vanished: dict[int, str] = {}
+    holds: dict[str, int] = {}  # none in snapshots from before there were any
 
 
 # Names and times as strangers give them, and as messages show them.
@@ -406,12 +433,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def name_mistake(name: str) -> str | None:
-    """What is wrong with the name of a replica, or None."""
+    """What is wrong with the name of a replica or a dispatcher, or None."""
     if _NAME.fullmatch(name):
         return None
     shown = name if len(name) <= _SHOWN_CHARS_MAX else f"{name[:_SHOWN_CHARS_MAX]}..."
     return (
-        f"{shown!r} is no name for a replica: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or "
+        f"{shown!r} is no name of a process: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or "
         "'-', the first a letter or digit"
     )
 

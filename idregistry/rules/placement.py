@@ -146,21 +146,57 @@ LEAP_EVERY_S: Final = 43_200.0
 and clocks and events that are wrong together have forgotten little before somebody has heard the alarm."""
 
 
-def boundary_due(reached_us: int, boundary_us: int, retention_days: float, still_s: float) -> int | None:
+def boundary_due(
+    reached_us: int, boundary_us: int, retention_days: float, still_s: float, held_us: int | None = None
+) -> int | None:
     """The new boundary to propose, or None while the present one is good enough.
 
     It moves in steps of a thousandth of the retention, or ten seconds where that is longer (but not longer
-    than an eighth of it), and of a day at most. `still_s`: how long the leader has seen it stand. 0 days keep
-    all.
+    than an eighth of it), and of a day at most. `still_s`: how long the leader has seen it stand. `held_us`:
+    what it must not pass. 0 days keep all.
     """
     if retention_days <= 0:
         return None
     retention_us = round(retention_days * DAY_US)
     wanted_us = reached_us - retention_us
+    if held_us is not None and held_us < wanted_us:
+        if boundary_us == NO_BOUNDARY:  # a first one far back would take years of days to catch up
+            return None
+        wanted_us = held_us
     step_us = max(min(_STEP_US_MIN, retention_us // 8), retention_us // _STEP_SHARE)
     if boundary_us != NO_BOUNDARY and wanted_us - boundary_us > DAY_US:
         return boundary_us + DAY_US if still_s >= LEAP_EVERY_S else None
     return wanted_us if wanted_us - boundary_us >= step_us else None
+
+
+HOLD_STEP_US: Final = 3_600_000_000
+
+
+def hold_due(
+    present_us: int | None,
+    oldest_us: int | None,
+    boundary_us: int,
+    reached_us: int | None,
+    retention_days: float,
+) -> int | None:
+    """The hold to write down for a dispatcher that has `present_us` (None: none), or None if that will do.
+
+    `oldest_us`: of the events that it has not read or not recorded an end for; None while it does not know
+    yet. What it does not know may be as old as what is kept now. A hold goes back at once, and on by an hour,
+    or a 24th of the retention where that is shorter: idle systems write next to nothing.
+    """
+    retention_us = round(retention_days * DAY_US)
+    if retention_us <= 0:
+        return None
+    if oldest_us is None:
+        if present_us is not None:
+            return None
+        if boundary_us != NO_BOUNDARY:
+            return boundary_us
+        return None if reached_us is None else reached_us - retention_us
+    if present_us is not None and 0 <= oldest_us - present_us < min(HOLD_STEP_US, retention_us // 24):
+        return None
+    return oldest_us
 
 
 def majority_time_us(clocks_us: Iterable[int], replicas: int) -> int | None:

@@ -1,4 +1,4 @@
-"""`photon reshard` and `photon registry replace|scan|export`: its administration (paper 2.2.2, 3.3.3)."""
+"""`photon reshard` and `photon registry replace|release-hold|scan|export` (paper 2.2.2, 2.3, 3.3.3)."""
 
 import json
 import sys
@@ -119,6 +119,19 @@ def replace_replica(
             path = _write_joining_topology(*system, replicas, old, name, raft, grpc)
             click.echo(f"start it: photon registry serve --topology {path} --name {name}")
         _wait_until_gone(client, old, wait)
+
+
+@click.command("release-hold")
+@click.argument("name")
+@registry_options
+def release_hold(name: str, named: Named) -> None:
+    """Let events expire though the dispatcher NAME, which never comes back, may not have ended them.
+
+    `photon status` shows who holds the registry's boundary back. A dispatcher that runs holds it again.
+    """
+    with named.at().client(TIMEOUT_S) as client:
+        client.release_hold(name)
+    click.echo(f"{name} holds the boundary no longer")
 
 
 def _wait_until_gone(client: "RegistryClient", name: str, wait: float) -> None:

@@ -99,6 +99,9 @@ def _directory(directory: Status) -> list[str]:
         shown.append(f"resharding to {resharding[1]}")
     if isinstance(replacing, list):
         shown.append(f"replacing {replacing[0]} by {replacing[1]}")
+    for name, held_s in directory["holding"].items():
+        if held_s > _HELD_S:
+            shown.append(f"nothing is forgotten for {name}, {held_s / 86_400:.0f} days by now")
     return shown
 
 

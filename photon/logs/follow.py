@@ -9,7 +9,7 @@ import heapq
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -90,6 +90,7 @@ class LogFollower:
         self._unlisted: dict[str, str] = {}
         self._polling = Polling()
         self._caught_up = False
+        self._has_scanned = False
 
     @property
     def caught_up(self) -> bool:
@@ -139,6 +140,25 @@ class LogFollower:
         if self._finder.watches_all and not self._polling and not self._unsure:
             return max(0.0, self._next_scan - self._clock.monotonic())
         return self._settings.poll_interval_ms / 1000
+
+    def ends(self) -> dict[int, int] | None:
+        """File number -> its size now; None while some can't be seen or read. A stat each. Any thread."""
+        if not self._has_scanned or self.unreadable or self.settling:
+            return None
+        files = list(self._inventory.current.values())
+        return {file.state.number: file_size(file.path, file.identity) or 0 for file in files}
+
+    def is_past(self, ends: Mapping[int, int], offsets: Mapping[int, int]) -> bool:
+        """Whether these offsets, by file number, leave no whole record unread of those before `ends`. Files
+        that are gone don't count. Any thread."""
+        for number, end in ends.items():
+            file = self._inventory.files.get(number)
+            if file is None or file.state.gone:
+                continue
+            whole = file.read if file.stalled_at >= end else end
+            if offsets.get(number, 0) < whole:
+                return False
+        return True
 
     def close(self) -> None:
         """Watch no more, and hold no file. Done by itself when nobody holds the follower."""
@@ -281,6 +301,7 @@ class LogFollower:
         self._failed = {file for file in self._failed if not file.state.gone}
         if not self._growing:
             self._caught_up = not self._inventory.settling
+        self._has_scanned = True
         return changed
 
     def _tell_unlisted(self) -> None:

@@ -266,6 +266,24 @@ class ReplaceResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class HoldRequest(_message.Message):
+    __slots__ = ("name", "oldest_us", "release")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_US_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    oldest_us: int
+    release: bool
+    def __init__(self, name: _Optional[str] = ..., oldest_us: _Optional[int] = ..., release: _Optional[bool] = ...) -> None: ...
+
+class HoldResponse(_message.Message):
+    __slots__ = ("boundary_us", "reached_us")
+    BOUNDARY_US_FIELD_NUMBER: _ClassVar[int]
+    REACHED_US_FIELD_NUMBER: _ClassVar[int]
+    boundary_us: int
+    reached_us: int
+    def __init__(self, boundary_us: _Optional[int] = ..., reached_us: _Optional[int] = ...) -> None: ...
+
 class NowRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -98,6 +98,11 @@ class IdRegistryStub:
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.ReplaceRequest.SerializeToString,
                 response_deserializer=photon_dot_rpc_dot_idregistry__pb2.ReplaceResponse.FromString,
                 _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Hold',
+                request_serializer=photon_dot_rpc_dot_idregistry__pb2.HoldRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.HoldResponse.FromString,
+                _registered_method=True)
         self.Now = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Now',
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.NowRequest.SerializeToString,
@@ -160,7 +165,7 @@ class IdRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """The leader of the directory answers the next six; another replica says who leads.
+        """The leader of the directory answers the next seven; another replica says who leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,6 +197,12 @@ class IdRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Replace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hold(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -272,6 +283,11 @@ def add_IdRegistryServicer_to_server(servicer, server):
                     servicer.Replace,
                     request_deserializer=photon_dot_rpc_dot_idregistry__pb2.ReplaceRequest.FromString,
                     response_serializer=photon_dot_rpc_dot_idregistry__pb2.ReplaceResponse.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=photon_dot_rpc_dot_idregistry__pb2.HoldRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.HoldResponse.SerializeToString,
             ),
             'Now': grpc.unary_unary_rpc_method_handler(
                     servicer.Now,
@@ -612,6 +628,33 @@ class IdRegistry:
             '/photon.idregistry.v1.IdRegistry/Replace',
             photon_dot_rpc_dot_idregistry__pb2.ReplaceRequest.SerializeToString,
             photon_dot_rpc_dot_idregistry__pb2.ReplaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Hold',
+            photon_dot_rpc_dot_idregistry__pb2.HoldRequest.SerializeToString,
+            photon_dot_rpc_dot_idregistry__pb2.HoldResponse.FromString,
             options,
             channel_credentials,
             insecure,

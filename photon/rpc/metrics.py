@@ -199,6 +199,12 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         ),
         _gauge("queue_ids", "queue", "Ids that wait to be committed."),
         _gauge("leases", "directory.leases", "Leases of joiners that are known."),
+        _gauge(
+            "hold_seconds",
+            "directory.holding.*",
+            "By which a dispatcher's oldest open event keeps the boundary back.",
+            "dispatcher",
+        ),
         _gauge("fences", "directory.fences", "Incarnations of joiners that are fenced."),
         _gauge(
             "gone_joiner_events",

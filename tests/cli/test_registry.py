@@ -339,6 +339,11 @@ def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_pa
         try:
             with Named(settings=load_settings(config)).at().client(60.0) as client:
                 client.commit(IdPacker().pack(["a"]), pack_times([1]), Token("h:1", 1, 1).pack())
+                client.hold("dispatcher-west", 1)
+                assert client.status(address)["directory"]["holds"] == 1
+                released = run("registry", "release-hold", "dispatcher-west", "--config", config)
+                assert released == "dispatcher-west holds the boundary no longer\n"
+                assert client.status(address)["directory"]["holds"] == 0
             assert "2 shards for events from" in run("reshard", 2, "--config", config)
             scanned = [run("registry", "scan", n, "--registry", address, "--config", config) for n in (0, 1)]
             assert "".join(scanned).split()[0] == IdPacker().pack(["a"]).hex()

@@ -34,3 +34,10 @@ def test_a_joiner_that_registered_what_stands_in_no_output_is_told_of_and_ends_i
     assert done.exit_code == ends, done.output
     assert ("registered 3 events that stand in no output" in done.output) == (ends == 1)
     assert ("000000.jsonl" in done.output) == ("gone" in account)
+
+
+@pytest.mark.parametrize("days", [6, 8])
+def test_who_holds_the_boundary_back_for_more_than_a_week_is_told(days):
+    directory = {"leader": "r0", "has_quorum": True, "resharding": None, "replacing": None}
+    line = status.line_of({"directory": {**directory, "holding": {"dispatcher-west": days * 86_400.0}}})
+    assert ("nothing is forgotten for dispatcher-west, 8 days by now" in line) == (days == 8)

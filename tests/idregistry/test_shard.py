@@ -13,6 +13,7 @@ from idregistry.rules.commands import (
     DirectoryCommand,
     Fence,
     Found,
+    Hold,
     Propose,
     Row,
     Trim,
@@ -313,6 +314,21 @@ def test_a_new_leader_leaps_no_sooner_than_the_one_before() -> None:
         bench.tick()
         assert bench.shard.state.boundary_us == before + (DAY_US if due else 0)
         bench.clock.advance(LEAP_EVERY_S / 2)
+
+
+def test_the_boundary_waits_for_the_oldest_event_of_every_dispatcher() -> None:
+    bench = Bench(retention_days=1.0)
+    bench.tick()
+    held_us = NOW_US - DAY_US + 3_600 * SECOND_US
+    for name, oldest_us in (("east", held_us + SECOND_US), ("west", held_us)):
+        bench.directory.apply(encode(Hold(NOW_US, name, oldest_us)))
+    bench.clock.advance(7_200.0)
+    bench.tick()
+    assert bench.shard.state.boundary_us == held_us
+    bench.directory.apply(encode(Hold(NOW_US, "east", None)))
+    bench.directory.apply(encode(Hold(NOW_US, "west", None)))
+    bench.tick()
+    assert bench.shard.state.boundary_us == bench.clock.now_us() - DAY_US
 
 
 def test_a_leader_whose_clock_is_far_ahead_goes_by_the_clocks_of_the_majority() -> None:
