@@ -17,6 +17,7 @@ import numpy as np
 
 from idregistry.rules.commands import CommandError, Commit, Row, decode
 from idregistry.rules.directory import DIRECTORY_GROUP, View, shard_of_group
+from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.shard import Shard
 from photon.core.columns import split_ids
 from photon.core.disk import make_directory, storage_errors, write_file
@@ -185,6 +186,10 @@ class Hosting:
         if not self._step(host, view):
             self._seen = view
         return True
+
+    def furthest_us(self) -> int:
+        """The boundary of the shard that has come furthest; NO_BOUNDARY where none has one. Any thread."""
+        return max((one.shard.state.boundary_us for one in self.shards.values()), default=NO_BOUNDARY)
 
     def close(self) -> None:
         """Send who waits elsewhere. Any thread."""

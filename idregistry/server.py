@@ -233,14 +233,13 @@ class RegistryServer:
         return self._service.status()
 
     def _make_shard(self, group: int) -> Shard:
-        return Shard(group, self._settings, self._clock, self._host.wake, self._state, self._reached_us)
+        made = self._settings, self._clock, self._host.wake, self._state
+        return Shard(group, *made, self._reached_us, self._hosting.furthest_us)
 
     def _reached_us(self) -> int | None:
-        if self._log.lag:  # a hold may be among what this replica does not know of yet
-            return None
         hosted = self._hosting.shards.values()
         newest_us = max((one.shard.state.latest_us for one in hosted), default=BEGINNING)
-        return reached_us(self._clocks.trusted_us(), newest_us)
+        return reached_us(self._log, self._clocks.trusted_us(), newest_us)
 
     def _has_quorum(self, directory: ReplicatedLog) -> bool:
         """Whether this replica knows a leader with a majority of each group that it hosts.

@@ -216,7 +216,7 @@ class Shard:
     `group`: its Raft group. A shard that was retired and came again is another group, and what the directory
     said of the one before is not true of it: a replica that starts reads the directory from long ago, and may
     lead the new group meanwhile.
-    `reached_us`: as of placement.reached_us.
+    `reached_us`: as of placement.reached_us. `furthest_us`: the boundary of the shard that has come furthest.
     """
 
     def __init__(
@@ -227,6 +227,7 @@ class Shard:
         wake: Callable[[], None],
         directory: DirectoryState,
         reached_us: Callable[[], int | None],
+        furthest_us: Callable[[], int] = lambda: NO_BOUNDARY,
     ) -> None:
         self.number = number = shard_of_group(group)[0]
         self._group = group
@@ -236,6 +237,7 @@ class Shard:
         self._wake = wake
         self._directory = directory
         self.reached_us = reached_us
+        self._furthest_us = furthest_us
         self._steward = Steward(number, settings.leaders, clock)
         self._queue: Line[Request] = Line(
             settings.queue_ids_max,
@@ -316,7 +318,8 @@ class Shard:
         if reached_us is None:
             return None
         still_s = now - self._boundary_moved_at
-        return boundary_due(reached_us, boundary_us, days, still_s, self._directory.held_us)
+        held_us, furthest_us = self._directory.held_us, self._furthest_us()
+        return boundary_due(reached_us, boundary_us, days, still_s, held_us, furthest_us)
 
     def _propose_batch(self, log: ReplicatedLog) -> None:
         batch = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)

@@ -147,18 +147,26 @@ and clocks and events that are wrong together have forgotten little before someb
 
 
 def boundary_due(
-    reached_us: int, boundary_us: int, retention_days: float, still_s: float, held_us: int | None = None
+    reached_us: int,
+    boundary_us: int,
+    retention_days: float,
+    still_s: float,
+    held_us: int | None = None,
+    furthest_us: int = NO_BOUNDARY,
 ) -> int | None:
     """The new boundary to propose, or None while the present one is good enough.
 
     It moves in steps of a thousandth of the retention, or ten seconds where that is longer (but not longer
     than an eighth of it), and of a day at most. `still_s`: how long the leader has seen it stand. `held_us`:
-    what it must not pass. 0 days keep all.
+    what it must not pass. `furthest_us`: where other shards' are; a new shard's begins there, or it could
+    leap by years. 0 days keep all.
     """
     if retention_days <= 0:
         return None
     retention_us = round(retention_days * DAY_US)
     wanted_us = reached_us - retention_us
+    if boundary_us == NO_BOUNDARY != furthest_us:
+        wanted_us = min(wanted_us, furthest_us)
     if held_us is not None and held_us < wanted_us:
         if boundary_us == NO_BOUNDARY:  # a first one far back would take years of days to catch up
             return None
@@ -210,13 +218,16 @@ def majority_time_us(clocks_us: Iterable[int], replicas: int) -> int | None:
     return latest_first[majority - 1] if len(latest_first) >= majority else None
 
 
-def reached_us(clocks_us: int | None, newest_us: int) -> int | None:
+def reached_us(directory: ReplicatedLog, clocks_us: int | None, newest_us: int) -> int | None:
     """The time that the boundary goes by: both the clocks of a majority and the events seen have reached it.
 
     Machines of one hypervisor, or of one bad time source, are wrong together, and one event may carry any
     time: neither alone lets the ids of days be forgotten. `newest_us`: the latest time of an event that any
-    shard has seen, BEGINNING where there is none.
+    shard has seen, BEGINNING where there is none. None also where the replica's `directory` is an old one: it
+    may lack a hold.
     """
+    if directory.leader is None or directory.lag:
+        return None
     return None if clocks_us is None or newest_us == BEGINNING else min(clocks_us, newest_us)
 
 

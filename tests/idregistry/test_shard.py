@@ -270,7 +270,21 @@ def test_the_boundary_moves_by_a_thousandth_of_the_retention_or_ten_seconds(
 def test_neither_clocks_that_are_wrong_together_nor_an_event_of_the_future_move_the_boundary(
     clocks: int | None, newest: int, reached: int | None
 ) -> None:
-    assert reached_us(clocks, newest) == reached
+    assert reached_us(FakeLog(DirectoryState()), clocks, newest) == reached
+
+
+def test_no_boundary_moves_by_an_old_directory_which_may_lack_a_hold() -> None:
+    assert reached_us(FakeLog(DirectoryState()), 5, 9) == 5
+    assert reached_us(FakeLog(DirectoryState(), entries_behind=1), 5, 9) is None
+    assert reached_us(FakeLog(DirectoryState(), _leader=None), 5, 9) is None
+
+
+def test_a_new_shard_begins_where_the_others_have_come_to() -> None:
+    """Else one that comes while clocks and events are wrong would let a year expire at once."""
+    ahead_us, other_us = NOW_US + 365 * DAY_US, NOW_US - 5 * DAY_US
+    assert boundary_due(ahead_us, NO_BOUNDARY, 3.0, 0.0, None, other_us) == other_us
+    assert boundary_due(ahead_us, NO_BOUNDARY, 3.0, 0.0) == ahead_us - 3 * DAY_US
+    assert boundary_due(NOW_US, NO_BOUNDARY, 3.0, 0.0, None, NOW_US) == NOW_US - 3 * DAY_US
 
 
 @pytest.mark.parametrize("days", [1.0, 3.0])

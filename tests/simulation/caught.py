@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from idregistry.rules.placement import DAY_US
 from tests.raft import test_guards, test_journal, test_replica
 from tests.simulation.cluster import Plan
 from tests.simulation.faults import Profile
@@ -82,6 +83,12 @@ STILL = replace(QUIET, cut=0, heal=1, down_s=0.5)
 DARK = Whole(0, blackouts=0.9)
 """The power of all hosts fails whenever groups have come."""
 
+AHEAD = Whole(0, leap_us=365 * DAY_US)
+"""All clocks, and some events, are a year ahead from the middle on."""
+
+HELD = Whole(0, holds=True)
+"""Dispatchers hold the boundary, for longer than ids are kept."""
+
 PUT_BACK = Whole(0, profile=STILL, blackouts=0, put_back=True)
 
 
@@ -127,6 +134,8 @@ CASES = [
     Case("r2_a_snapshot_takes_the_whole_way", {"crowded"}, Whole(0)),
     Case("r4_holders_are_kept_in_one_chunk", {"unfinished"}, Whole(0, seconds=12.0, heal_seconds=15.0)),
     Case("r5_a_disk_that_was_put_back_is_believed", {"two_winners", "diverged"}, PUT_BACK),
+    Case("r7_the_boundary_leaps", {"leapt"}, AHEAD),
+    Case("r8_holds_are_not_heeded", {"passed_a_hold"}, HELD),
     Case("r6_all_groups_are_founded_in_one_turn", {"long_turn"}, Whole(0, profile=STILL, blackouts=0)),
 ]
 """Noticed in a simulated cluster."""

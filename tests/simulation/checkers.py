@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from idregistry.rules.placement import DAY_US
 from photon.core.fates import Committed, Registered, Released
 from tests.simulation.history import (
     Asked,
@@ -19,9 +20,11 @@ from tests.simulation.history import (
     Fence,
     Founded,
     History,
+    Leapt,
     Led,
     Lookup,
     Moved,
+    Passed,
     Raise,
     Release,
     Stopped,
@@ -348,6 +351,20 @@ def crowded(facts: Facts) -> Iterator[str]:
             yield f"{event.node}: {event.queued} bytes of a snapshot and before it wait for {event.peer}"
 
 
+def leapt(facts: Facts) -> Iterator[str]:
+    """Clocks and events that are wrong together let little be forgotten before a person has heard of it."""
+    for event in facts.history:
+        if isinstance(event, Leapt):
+            yield f"the boundary moved by {event.by_us / DAY_US:.1f} days in {event.in_s:.1f} s"
+
+
+def passed_a_hold(facts: Facts) -> Iterator[str]:
+    """No event expires that a dispatcher has said it may yet come with."""
+    for event in facts.history:
+        if isinstance(event, Passed):
+            yield f"{event.name} holds {event.held_us}, and the boundary is at {event.boundary_us}"
+
+
 def unfinished(facts: Facts) -> Iterator[str]:
     """After healing, everything that was asked is told, and the replicas agree."""
     for op, first in facts.asked.items():
@@ -387,6 +404,8 @@ RULES: tuple[Rule, ...] = (
     before_its_founding,
     long_turn,
     crowded,
+    leapt,
+    passed_a_hold,
     unfinished,
     two_leaders,
     stopped,

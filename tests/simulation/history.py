@@ -131,6 +131,25 @@ class Turned:
 
 
 @dataclass(frozen=True, slots=True)
+class Leapt:
+    """The boundary has come so far, from where it was first, in so short a time."""
+
+    at: float
+    by_us: int
+    in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The boundary is past what a dispatcher holds."""
+
+    at: float
+    name: str
+    held_us: int
+    boundary_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Crowded:
     """A piece of a snapshot was queued, and then so many bytes for that peer: more than its share."""
 
@@ -177,6 +196,8 @@ Event = (
     | Versioned
     | Founded
     | Turned
+    | Leapt
+    | Passed
     | Crowded
     | Stopped
     | Unsettled

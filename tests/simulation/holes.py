@@ -297,5 +297,7 @@ _SWITCHES: tuple[Switch, ...] = (
     registry_holes.r4_holders_are_kept_in_one_chunk,
     registry_holes.r5_a_disk_that_was_put_back_is_believed,
     registry_holes.r6_all_groups_are_founded_in_one_turn,
+    registry_holes.r7_the_boundary_leaps,
+    registry_holes.r8_holds_are_not_heeded,
 )
 HOLES: dict[str, Switch] = {switch.__name__: switch for switch in _SWITCHES}

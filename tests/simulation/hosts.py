@@ -63,6 +63,7 @@ class World(Protocol):
     limits: RaftLimits
     spread_us: int
     drift: float
+    wrong_us: int
     nodes: "dict[str, HostNode]"
 
     def tell(self, node: str, what: str) -> None: ...
@@ -299,7 +300,15 @@ class HostNode:
             self.name,
             ROWS,
             self.directory,
-            lambda group: Shard(group, settings, time, made[0].wake, self.state, self._reached_us),
+            lambda group: Shard(
+                group,
+                settings,
+                time,
+                made[0].wake,
+                self.state,
+                self._reached_us,
+                self.hosting.furthest_us,
+            ),
         )
         with (
             patched(host_module, "Transport", partial(SimulatedTransport, self)),
@@ -336,9 +345,11 @@ class HostNode:
         )
         host.begin()
 
-    def _reached_us(self) -> int | None:
+    def _reached_us(self) -> int | None:  # as server.RegistryServer
         newest = max((one.shard.state.latest_us for one in self.hosting.shards.values()), default=BEGINNING)
-        return reached_us(BASE_US + round(self.world.clock.at * 1e6), newest)
+        assert self.host is not None
+        directory = self.host.replicas[DIRECTORY_GROUP]
+        return reached_us(directory, BASE_US + round(self.world.clock.at * 1e6) + self.world.wrong_us, newest)
 
     def die(self, power: bool) -> None:
         world = self.world

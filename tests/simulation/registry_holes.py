@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
+from idregistry import shard as shards
 from idregistry.hosting import Hosting
 from idregistry.rules import table
 from idregistry.rules.directory import View
 from idregistry.rules.packing import Holders
+from idregistry.rules.placement import DAY_US, boundary_due
 from idregistry.shard import Shard
 from photon.raft import sender
 from photon.raft import snapshot as snapshots
@@ -70,3 +73,19 @@ def r6_all_groups_are_founded_in_one_turn() -> AbstractContextManager[None]:
         return False
 
     return patched(Hosting, "_step", step)
+
+
+def r7_the_boundary_leaps() -> AbstractContextManager[None]:
+    def due(reached_us: int, boundary_us: int, days: float, *rest: Any) -> int | None:
+        wanted_us = reached_us - round(days * DAY_US)
+        leaps = wanted_us - boundary_us > DAY_US
+        return wanted_us if leaps else boundary_due(reached_us, boundary_us, days, *rest)
+
+    return patched(shards, "boundary_due", due)
+
+
+def r8_holds_are_not_heeded() -> AbstractContextManager[None]:
+    def due(*known: Any) -> int | None:
+        return boundary_due(*known[:4], None, *known[5:])
+
+    return patched(shards, "boundary_due", due)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.caught import PUT_BACK
+from tests.simulation.caught import AHEAD, HELD, PUT_BACK
 from tests.simulation.whole import SPREAD_S, Whole, WholeRun, play
 
 SEEDS = int(os.environ.get("PHOTON_SIM_SEEDS", "0")) or 10
@@ -36,6 +36,21 @@ def test_shards_come_go_and_come_again_while_hosts_fail(spread_s: float) -> None
     assert total["resharded"] > SEEDS
     assert total["trimmed"] > SEEDS
     assert total["released"] > SEEDS
+
+
+@pytest.mark.long
+def test_no_boundary_passes_what_dispatchers_hold_while_shards_and_hosts_come_and_go() -> None:
+    """2.3. They are silent for longer than ids are kept."""
+    total = played([replace(HELD, seed=seed) for seed in range(SEEDS)])
+    assert total["held"] > 5 * SEEDS
+    assert total["trimmed"] > SEEDS, "it moves on, too"
+
+
+@pytest.mark.long
+def test_clocks_and_events_that_are_a_year_ahead_let_no_shard_forget_a_year() -> None:
+    """2.3. Nor one that comes meanwhile."""
+    total = played([replace(AHEAD, seed=seed) for seed in range(SEEDS)])
+    assert total["acknowledged"] > 100 * SEEDS
 
 
 @pytest.mark.long

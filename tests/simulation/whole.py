@@ -16,6 +16,7 @@ from pysyncobj import syncobj
 
 from idregistry.client import RegistryClient
 from idregistry.rules.directory import DIRECTORY_GROUP
+from idregistry.rules.placement import DAY_US
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError, UsageError
 from photon.core.ids import ID_BYTES, Token
@@ -34,8 +35,10 @@ from tests.simulation.history import (
     Fence,
     Founded,
     History,
+    Leapt,
     Led,
     Lookup,
+    Passed,
     Raise,
     Release,
     Told,
@@ -46,6 +49,7 @@ from tests.simulation.network import Network
 from tests.simulation.tasks import Tasks
 
 _CLIENTS = 5
+_DISPATCHERS = 2
 _IDLER = 0  # the client that is seldom there: it goes by old tables
 _RECENT = 12
 _DELAY_S = 0.01
@@ -95,7 +99,8 @@ class Whole:
     """All that decides a run. `spread_s`: how far apart the times of one event's copies may be.
 
     `blackouts`: how often all power is lost just when a group has come. `put_back`: whether a host's disk is
-    put back from a copy once.
+    put back from a copy once. `leap_us`: by which all clocks, and some events, are ahead in its second half.
+    `holds`: whether dispatchers hold the boundary; they come and go.
     """
 
     seed: int
@@ -103,6 +108,8 @@ class Whole:
     profile: Profile = USUAL
     blackouts: float = 0.4
     put_back: bool = False
+    leap_us: int = 0
+    holds: bool = False
     first_shards: int = 2
     seconds: float = 20.0
     heal_seconds: float = 40.0
@@ -270,6 +277,8 @@ class System:
         self._founded: set[int] = set()
         self._ops = 0
         self._boundary_us = -(1 << 63)
+        self._first_boundary: tuple[float, int] | None = None
+        self._wrong_from = self.clock.at + plan.seconds / 2
         self.over = False
         self.work = Work(self)
 
@@ -370,10 +379,22 @@ class System:
         if new and not self.over and self._dice.random() < self.plan.blackouts:
             self._blackout_at = self.clock.at + 0.3 * self._dice.random()
 
+    @property
+    def wrong_us(self) -> int:
+        """By which all clocks are ahead now."""
+        return self.plan.leap_us if self.clock.at >= self._wrong_from else 0
+
     def raised(self, boundary_us: int) -> None:
         """A shard's boundary: nobody asks for it but the shard's leader."""
         if boundary_us > self._boundary_us:
             self._boundary_us = boundary_us
+            at, first_us = self._first_boundary = self._first_boundary or (self.clock.at, boundary_us)
+            in_s, by_us = self.clock.at - at, boundary_us - first_us
+            if by_us > DAY_US + 2e6 * in_s:
+                self.history.append(Leapt(self.clock.at, by_us, in_s))
+            for name, held_us in self.work.holds.items():
+                if boundary_us > held_us:
+                    self.history.append(Passed(self.clock.at, name, held_us, boundary_us))
             op = self.next_op()
             self.history.append(Asked(self.clock.at, op, Raise(boundary_us)))
             self.history.append(Told(self.clock.at, op, ()))
@@ -458,13 +479,18 @@ class Work:
         self._commits: list[Commit] = []  # that were told
         self._tokens = 0
         self._asking: dict[object, Asked] = {}
-        self.acknowledged = self.resharded = self.released = self.trimmed = 0
+        self.holds: dict[str, int] = {}
+        """Dispatcher -> what it holds, at least."""
+        self.acknowledged = self.resharded = self.released = self.trimmed = self.held = 0
 
     def begin(self) -> None:
         for client in range(_CLIENTS):
             self._tasks.begin(lambda client=client: self._client(client))
         self._tasks.begin(self._recovery)
         self._tasks.begin(self._reshards)
+        if self._system.plan.holds:
+            for number in range(_DISPATCHERS):
+                self._tasks.begin(lambda number=number: self._dispatcher(number))
 
     def _registry(self, number: int) -> RegistryClient:
         system = self._system
@@ -525,7 +551,8 @@ class Work:
         if not self._recent or rng.random() < 0.5:
             key = opaque_id(len(self.times))
             ahead = rng.random() < _AHEAD_CHANCE
-            self.times[key] = now_us + (rng.randrange(*_AHEAD_US) if ahead else -rng.randrange(300_000))
+            ahead_us = rng.randrange(*_AHEAD_US) + system.wrong_us if ahead else -rng.randrange(300_000)
+            self.times[key] = now_us + ahead_us
             self._recent.append(key)
         keys = tuple(sorted({rng.choice(self._recent) for _ in range(most)}))
         times = tuple(self.times[key] + rng.randrange(system.spread_us + 1) for key in keys)
@@ -572,6 +599,26 @@ class Work:
             partial(registry.release, ids, times, [act.token], [len(act.ids)]),
         )
         self.released += 1
+
+    # -- dispatchers ------------------------------------------------------------------------------------
+
+    def _dispatcher(self, number: int) -> None:
+        """It holds what it has not ended, is down for longer than ids are kept, and comes back."""
+        system, name = self._system, f"d{number}"
+        registry, rng = self._registry(number), random.Random(system.plan.seed * 10 + number)
+        while not system.over:
+            oldest_us = BASE_US + round(system.clock.at * 1e6)
+            if name in self.holds:
+                self.holds[name] = oldest_us  # it may be written down, whatever is told
+            with suppress(PhotonError):
+                registry.hold(name, oldest_us)
+                self.holds[name] = oldest_us
+                self.held += 1
+            self._tasks.sleep(rng.random() * 2 * _RETENTION_S)
+            if rng.random() < 0.2:
+                self.holds.pop(name, None)
+                with suppress(PhotonError):
+                    registry.release_hold(name)
 
     # -- who changes the number of shards ---------------------------------------------------------------
 
@@ -631,6 +678,7 @@ def play(plan: Whole, tell: Callable[[str], None] | None = None) -> WholeRun:
         "resharded": work.resharded,
         "trimmed": work.trimmed,
         "released": work.released,
+        "held": work.held,
         "groups": len(system._founded),
         "elections": sum(isinstance(event, Led) for of in system.of_groups.values() for event in of),
         "lost": sum(node.lost for node in system.nodes.values()),
