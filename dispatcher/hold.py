@@ -19,6 +19,7 @@ from photon.core.errors import StorageError, UnavailableError, UsageError
 from photon.logs.follow import LogFollower
 
 _EVERY_S_MAX: Final = 300.0
+_AGAIN_S: Final = 5.0
 _REPORTS: Final = 24
 """In the time that ids are kept, at least."""
 _LATE_S_MAX: Final = 86_400.0
@@ -65,8 +66,9 @@ class Holder:
             with contextlib.suppress(UnavailableError):  # then it is held until somebody releases it
                 self._registry.release_hold(self._name)
 
-    def report(self) -> None:
-        """One report. UnavailableError, UsageError; StorageError where the ledger can't be read."""
+    def report(self) -> bool:
+        """One report; whether the registry knows the time, without which it may have written nothing down.
+        UnavailableError, UsageError; StorageError where the ledger can't be read."""
         if self._ends is not None:
             offsets = {state.number: state.offset for state in self._ledger.files()}
             if self._follower.is_past(self._ends, offsets):
@@ -79,15 +81,19 @@ class Holder:
             oldest_us = unread_us if waiting_us is None else min(unread_us, waiting_us)
         held = self._registry.hold(self._name, oldest_us)
         self._boundary_us = held.boundary_us
-        if self._ends is None and held.reached_us is not None:
+        if held.reached_us is None:
+            return False
+        if self._ends is None:
             self._ends, self._ends_us = self._follower.ends(), held.reached_us
+        return True
 
     def _run(self) -> None:
         while not self._gate.stopping.is_set():
+            told = False
             try:
-                self.report()
+                told = self.report()
             except (UnavailableError, StorageError):
                 pass  # others tell of it, and what was held stays so
             except UsageError as error:
                 self._gate.notice(f"registry: {error}; events may expire while this dispatcher is down")
-            self._gate.stopping.wait(self._every_s)
+            self._gate.stopping.wait(self._every_s if told else min(self._every_s, _AGAIN_S))

@@ -14,7 +14,7 @@ from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import Totals
 from dispatcher.sender import Gate
 from photon.core.clock import ManualClock, SteadyClock
-from photon.core.errors import UsageError
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import parse_settings
 from photon.core.status import BUCKETS
 from tests.dispatcher.fakes import Site, clicks, some_events
@@ -134,6 +134,31 @@ def test_while_the_registry_does_not_know_the_time_nothing_moves(bench):
     bench.registry.reached_us = None
     for _ in range(3):
         assert bench.report() == T - LATE_US
+
+
+def test_a_report_that_came_to_nothing_is_made_again_soon(bench, monkeypatch):
+    waits = []
+
+    class Stopping:
+        def is_set(self):
+            return len(waits) == 3
+
+        def wait(self, seconds):
+            waits.append(seconds)
+            bench.registry.reached_us = T if len(waits) == 2 else None
+
+    monkeypatch.setattr(bench.holder._gate, "stopping", Stopping())
+    real, failures = bench.registry.hold, iter([UnavailableError("no leader")])
+
+    def hold(name, oldest_us):
+        for error in failures:
+            raise error
+        return real(name, oldest_us)
+
+    monkeypatch.setattr(bench.registry, "hold", hold)
+    bench.registry.reached_us = None
+    bench.holder._run()
+    assert waits == [5.0, 5.0, 300.0], "no leader, no time known, told"
 
 
 SETTINGS = {"logs": {"scan_interval_s": 0.05, "poll_interval_ms": 5}, "registry": {"retention_days": 1e-5}}
