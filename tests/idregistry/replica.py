@@ -1,6 +1,5 @@
-"""One registry replica as a process: `python -m tests.idregistry.replica '{...}'`. Ends with its parent."""
+"""One registry replica, for a process of its own. Ends with its parent."""
 
-import json
 import logging
 import os
 import random
@@ -54,7 +53,3 @@ def main(replica: dict[str, Any]) -> None:
     while not stop.wait(0.2) and os.getppid() == parent:
         pass
     server.stop()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

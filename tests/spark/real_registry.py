@@ -1,9 +1,6 @@
 """A real registry of one replica, in a process of its own."""
 
-import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +10,8 @@ from photon.core.columns import pack_times
 from photon.core.fates import Committed
 from photon.core.ids import IdPacker, Token
 from photon.rpc.network import Network, Tls
+from tests.forked import Child
+from tests.idregistry import replica
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +24,7 @@ class RealRegistry:
         directory.mkdir(exist_ok=True)
         grpc, raft = free_ports(2)
         self.address = f"127.0.0.1:{grpc}"
-        replica = {
+        given = {
             "node": "r0",
             "grpc": {"r0": self.address},
             "raft": {"r0": raft},
@@ -35,8 +34,7 @@ class RealRegistry:
             "joining": False,
             "tls": tls and [str(tls.cert), str(tls.key), str(tls.ca), tls.name],
         }
-        command = [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)]
-        self._process = subprocess.Popen(command, cwd=ROOT)
+        self._process = Child(replica.main, given)
         self.at = RegistryAt((self.address,), Network(tls))
         self.client = RegistryClient([self.address], 20.0, SystemClock(), random.Random(), Network(tls))
 
