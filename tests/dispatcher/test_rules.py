@@ -120,6 +120,8 @@ def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
     again = [row for row, v in enumerate(verdicts) if v in RETRIED]
     assert sum(resolved.fates.values()) + len(again) == len(verdicts)
     assert resolved.fates.get(Fate.JOINED, 0) == verdicts.count(Joined.JOINED)
+    too_old = verdicts.count(Joined.EXPIRED) + verdicts.count(Verdict.TOO_OLD)
+    assert resolved.fates.get(Fate.EXPIRED, 0) == too_old
     assert resolved.latencies.sum(axis=1).tolist() == [verdicts.count(Joined.JOINED)] * 2
     assert resolved.wasted_joins == verdicts.count(Joined.DUPLICATE)
     assert [letter.event for letter in resolved.letters] == [events.lines[row] for row in dead]
