@@ -109,7 +109,7 @@ class Parts:
             SystemClock(),
             self.notices,
         )
-        self.logs = LogsEventStore(self.map, make_format)
+        self.logs = LogsEventStore(self.map, make_format, self.notices.tell)
         self.read_on = ReadOn(self.reader, self.map, make_format(), read_on_bytes, SystemClock())
         self.lookup = EventLookup(
             self.cache, self.logs, self.reader, SystemClock(), self.cache.put_many, self.read_on

@@ -307,6 +307,7 @@ def test_before_the_reader_knows_what_became_of_a_log_its_events_are_unreadable(
     else:
         os.truncate(logs / "a.jsonl", 5)
     assert parts.logs.get_many([pack(i) for i in IDS]) == ([None, None], [True, True])
+    assert parts.notices.lines() == [], "the map is not damaged"
 
 
 def test_gz_files_empty_files_and_files_without_events_are_fine(logs, tmp_path):
