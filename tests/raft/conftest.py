@@ -28,8 +28,11 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes replicas, each in a directory of its own (`0`, `1`, ...), with the arguments of `Lone`."""
+def make(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
+    """Makes replicas, each in a directory of its own (`0`, `1`, ...), with the arguments of `Lone`.
+
+    A turn takes in all that it can: its time is up by `clock` alone.
+    """
     made: list[Lone] = []
 
     def factory(*arguments: object, **named: object) -> Lone:
