@@ -7,7 +7,6 @@ The files of tests that fail stay until the next run.
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ import pytest
 
 _ROOM_BYTES = 4 << 30
 _MEMORY = Path("/dev/shm")
+_NAME = f"photon-tests-{os.getuid()}-"
+"""Of the directories of a run, followed by its process."""
 
 
 @contextmanager
@@ -31,8 +32,10 @@ def memory_directory() -> Iterator[Path]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.basetemp is None and _MEMORY.is_dir():
-        place = _MEMORY / f"photon-tests-{os.getuid()}-{zlib.crc32(bytes(config.rootpath)):08x}"
-        shutil.rmtree(place, ignore_errors=True)
+        place = _MEMORY / f"{_NAME}{os.getpid()}"
+        for left in _MEMORY.glob(f"{_NAME}*"):
+            if not Path("/proc", left.name.removeprefix(_NAME)).exists():
+                shutil.rmtree(left, ignore_errors=True)
         if shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES:
             config.option.basetemp = place
             config.add_cleanup(lambda: _let_go(config, place))
