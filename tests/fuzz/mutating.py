@@ -51,6 +51,7 @@ _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
     "Fence": {"incarnation": 7},
     "Incarnations": {"incarnations": [7]},
     "Dismiss": {"incarnations": [7]},
+    "Hold": {"name": "dispatcher-east", "oldest_us": 1},
     "Reshard": {"shards": 2, "at_us": 1},
     "Replace": {"old": "nobody"},
     "Put": {"ids": _IDS, "events": b"{}\n" * 3},
