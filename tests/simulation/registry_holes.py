@@ -6,7 +6,7 @@ from typing import Any
 
 from idregistry import shard as shards
 from idregistry.hosting import Hosting
-from idregistry.rules import table
+from idregistry.rules import directory, table
 from idregistry.rules.directory import View
 from idregistry.rules.packing import Holders
 from idregistry.rules.placement import DAY_US, boundary_due
@@ -18,7 +18,7 @@ from photon.raft.host import RaftHost
 from photon.raft.port import ReplicatedLog
 from tests.simulation.own_holes import patched
 
-CHUNK_BYTES = 300
+CHUNK_BYTES = 140
 """Of a snapshot, where the state is as small as the simulator's."""
 
 
@@ -45,7 +45,8 @@ def small_chunks() -> Iterator[None]:
     """Not a hole: a bound that a state as small as the simulator's would meet."""
     with (
         patched(snapshots, "CHUNK_BYTES_MAX", CHUNK_BYTES),
-        patched(table, "CHUNK_NAMES_MAX", 8),
+        patched(table, "CHUNK_NAMES_MAX", 2),
+        patched(directory, "_CHUNK_BYTES", CHUNK_BYTES),
     ):
         yield
 
