@@ -76,7 +76,8 @@ def main() -> None:
     options = parser.parse_args()
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        # In a thread: the handler interrupts this one, which may hold the event's lock.
+        signal.signal(number, lambda *_: threading.Thread(target=told.set).start())
     done = 0
     while not told.is_set() and (done < options.runs or not options.runs):
         status = feed(options.to, options.generate, told)

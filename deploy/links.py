@@ -117,7 +117,8 @@ def main() -> None:
     toxiproxy = Toxiproxy(options.toxiproxy)
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
+        # In a thread: the handler interrupts this one, which may hold the event's lock.
+        signal.signal(number, lambda *_: threading.Thread(target=told.set).start())
     while not told.is_set():
         try:
             there = toxiproxy.names()

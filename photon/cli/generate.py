@@ -97,12 +97,11 @@ def run(out: Path, options: dict[str, Any]) -> dict[str, Any]:
 def _stream(out: Path, mix: Mix, stream: Stream) -> dict[str, Any]:
     """Until its duration is over or the first SIGINT or SIGTERM: either way the truth is written."""
     from photon.core.clock import SystemClock
+    from photon.core.signals import on_signals
     from photon.dev.generated_live import generate_stream
 
     stop = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
     try:
         return generate_stream(out, mix, stream, SystemClock(), stop.wait, stop.is_set).document()
     finally:

@@ -87,13 +87,14 @@ def receiver(topology: str, work: Path, injector: str) -> None:
     from photon.cluster.topology import network_of
     from photon.core.clock import SystemClock
     from photon.core.settings import Settings
+    from photon.core.signals import on_signals
 
     die_with_parent()
     logging.basicConfig()
     found = load_topology(topology).injectors[injector]
     network = network_of(Settings(tls=found.tls))
     server = PushServer(PushedLogs(pushed_logs(work, injector), SystemClock()), found.listen, network)
-    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    on_signals(server.stop, signal.SIGTERM)
     server.run()
 
 

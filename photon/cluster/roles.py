@@ -89,7 +89,7 @@ class Role:
 
 def serve_role(role: str, topology: "Topology", name: str) -> None:
     """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
-    from photon.rpc.servers import on_termination
+    from photon.core.signals import on_termination
 
     # A registry replica has files and sockets for each of its shards: as many as the system allows.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

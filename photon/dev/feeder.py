@@ -30,6 +30,7 @@ from photon.cluster.supervisor import child_environment, die_with_parent, last_m
 from photon.core.clock import SystemClock
 from photon.core.disk import storage_errors
 from photon.core.errors import DiskFullError, PhotonError, StorageError
+from photon.core.signals import on_signals
 from photon.dev.generated_live import TICK_S, LiveEvents, Times, ticks
 from photon.dev.generated_logs import CLICKS, QUERIES, SIDES, Ints, Mix, Stream, heads
 
@@ -309,7 +310,7 @@ def main() -> None:
     """Exit status 1 where a log can't be written. Prints the fields of Fed if its time was over."""
     die_with_parent()
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    on_signals(stopped.set, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tell = partial(print, flush=True)
     try:

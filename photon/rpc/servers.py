@@ -9,7 +9,6 @@ of them (reflection).
 import contextlib
 import json
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -316,18 +315,6 @@ class Server:
                 able = False
             self.set_serving(able)
             self._health.forget_ended()
-
-
-def on_termination(stop: Callable[[], None]) -> None:
-    """First SIGTERM or SIGINT calls `stop`; a second one ends the process at once (main thread only)."""
-
-    def first(_signum: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        stop()
-
-    signal.signal(signal.SIGTERM, first)
-    signal.signal(signal.SIGINT, first)
 
 
 def to_photon_error(error: grpc.RpcError, what: str) -> UnavailableError:

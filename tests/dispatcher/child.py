@@ -8,7 +8,7 @@ from dispatcher.server import DispatcherServer
 from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
 from photon.core.clock import SystemClock
-from photon.rpc.servers import on_termination
+from photon.core.signals import on_termination
 from tests.dispatcher.fakes import fast_settings
 
 

@@ -263,7 +263,7 @@ CHILD = """
 import sys, threading
 from photon.core.settings import Settings
 from photon.core.clock import SystemClock
-from photon.rpc.servers import on_termination
+from photon.core.signals import on_termination
 from eventstore.server import CacheServer
 server = CacheServer(Settings(), "127.0.0.1:0", sys.argv[1], SystemClock())
 ended = threading.Event()

@@ -14,8 +14,8 @@ from idregistry.rules.commands import Row
 from idregistry.server import RegistryServer, Replica
 from photon.core.clock import SystemClock
 from photon.core.settings import parse_settings
+from photon.core.signals import on_termination
 from photon.rpc.network import LOOPBACK, Network, Tls
-from photon.rpc.servers import on_termination
 
 
 def main(replica: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from photon.core.errors import UnavailableError
-from photon.rpc.servers import on_termination
+from photon.core.signals import on_termination
 from tests.fake_registry import FakeRegistry
 from tests.joiner.fakes import make_server
 

@@ -158,6 +158,7 @@ def test_a_host_goes_on_with_everything_while_one_group_takes_a_snapshot_in(
         cluster.start("b")
         node = cluster.nodes["b"]
         node.in_raft_thread(lambda: node.add_group(1, ["b"]))
+        wait_until(lambda: node.in_raft_thread(lambda: node.logs[1].is_leader))
         machine = node.machines[0]
         assert isinstance(machine, PreparedRegister)
         machine.go_on.clear()

@@ -17,7 +17,7 @@ from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
 from photon.cluster.supervisor import FreshLauncher, child_environment, die_with_parent
 from photon.cluster.topology import Topology, read_topology
-from photon.rpc.servers import on_termination
+from photon.core.signals import on_termination
 
 _POLL_S: Final = 0.05
 _STOP_S_MAX: Final = 60.0
