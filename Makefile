@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 # Tests run in two processes, those that share what is costly to start in one (tests/conftest.py); WORKERS=0: here.
+# The quick ones wait more than they compute: in three.
 WORKERS ?= 2
+test: WORKERS = 3
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
 # What has a target of its own.
 APART = faults or links or compose or fuzz or soak
