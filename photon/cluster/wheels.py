@@ -55,7 +55,11 @@ class WheelRun:
         with storage_errors(work):
             make_directory(work)
         self._lock = DirectoryLock(work)
-        self._plan = self._number(topology)
+        try:
+            self._plan = self._number(topology)
+        except BaseException:
+            self._lock.release()
+            raise
         self._authority = Authority(self._plan.sources, workers)
         self._stragglers = Stragglers(topology.injectors)
         self._supervisor = Supervisor(work / "logs")

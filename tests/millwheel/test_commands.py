@@ -14,6 +14,7 @@ from millwheel.testing import in_order, oracle, run
 from millwheel.topology import load_topology
 from photon.cli.millwheel import group
 from photon.cluster import wheels
+from photon.core.errors import UsageError
 from tests.millwheel.running import ROOT
 from tests.millwheel.topologies import SECOND, clicks
 
@@ -191,3 +192,18 @@ def test_a_work_directory_goes_on_only_with_what_it_was_begun_with(system):
     assert "begun by another command" in system.refused("sessions", "--gap", "5s", *given)
     system.ask("windows", "--window", "10s", "--workers", "2", *given)
     assert written() == first
+
+
+def test_a_run_that_is_refused_lets_the_work_directory_go(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(length_s):
+        logs = {"paths": ["logs/*"], "time": "ts"}
+        given = {"logs": logs, "key": "user", "sink": "out", "late": "drop", "length_s": length_s}
+        name = f"{wheels.READY}windows {json.dumps(given)}"
+        return wheels.WheelRun(name, tmp_path / "work", 1, False, lambda _: None)
+
+    run(10)._lock.release()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="work was begun with length_s 10, now 5"):
+            run(5)
