@@ -77,8 +77,8 @@ Wanted = Proposed | Look | Report
 class Coordinator:
     """On every replica; it acts where the directory is led. `hosting`: which shards are open here.
 
-    `founding`: the first command, where the registry is new; `shards_max`: as many as a replica can have
-    open.
+    `founding`: the first command, where the registry is new; `reached_us`: as of placement.reached_us, for
+    any thread; `shards_max`: as many as a replica can have open.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Coordinator:
         clock: Clock,
         wake: Callable[[], None],
         hosting: Hosting,
+        reached_us: Callable[[], int | None],
         shards_max: int = SHARDS_MAX,
     ) -> None:
         self._state = state
@@ -97,6 +98,7 @@ class Coordinator:
         self._shards_max = shards_max
         self._clock = clock
         self._hosting = hosting
+        self.reached_us = reached_us
         # The directory is led where shard 0 is: one leader less to lose.
         self._steward = Steward(0, settings.leaders, clock)
         self._asks: Line[Ask[Wanted]] = Line(
@@ -168,13 +170,8 @@ class Coordinator:
 
     def boundary_us(self) -> int:
         """What every shard has forgotten, as this replica knows. Any thread."""
-        hosted = list(self._hosting.shards.values())
+        hosted = self._hosting.shards.values()
         return min((one.shard.state.boundary_us for one in hosted), default=NO_BOUNDARY)
-
-    def reached_us(self) -> int | None:
-        """As of placement.reached_us. Any thread."""
-        one = next(iter(self._hosting.shards.values()), None)
-        return None if one is None else one.shard.reached_us()
 
     def holding(self) -> dict[str, float]:
         """Dispatchers that keep the boundary back most -> by how many seconds. Any thread."""

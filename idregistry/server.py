@@ -180,6 +180,7 @@ class RegistryServer:
             clock,
             self._host.wake,
             self._hosting,
+            self._reached_us,
             shards_that_fit(),
         )
         try:
@@ -233,8 +234,15 @@ class RegistryServer:
         return self._service.status()
 
     def _make_shard(self, group: int) -> Shard:
-        made = self._settings, self._clock, self._host.wake, self._state
-        return Shard(group, *made, self._reached_us, self._hosting.furthest_us)
+        return Shard(
+            group,
+            self._settings,
+            self._clock,
+            self._host.wake,
+            self._state,
+            self._reached_us,
+            self._hosting.furthest_us,
+        )
 
     def _reached_us(self) -> int | None:
         hosted = self._hosting.shards.values()

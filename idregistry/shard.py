@@ -236,7 +236,7 @@ class Shard:
         self._clock = clock
         self._wake = wake
         self._directory = directory
-        self.reached_us = reached_us
+        self._reached_us = reached_us
         self._furthest_us = furthest_us
         self._steward = Steward(number, settings.leaders, clock)
         self._queue: Line[Request] = Line(
@@ -314,7 +314,7 @@ class Shard:
         if boundary_us != self._boundary_us:
             self._boundary_us, self._boundary_moved_at = boundary_us, now
         days = self._settings.retention_days
-        reached_us = self.reached_us() if days > 0 else None
+        reached_us = self._reached_us() if days > 0 else None
         if reached_us is None:
             return None
         still_s = now - self._boundary_moved_at

@@ -145,13 +145,8 @@ def unpack_primary_id(value: bytes) -> bytes:
     return value[ID_BYTES : 2 * ID_BYTES]
 
 
-_TIME: Final = struct.Struct("<q")
-_TIME_AT: Final = 2 * ID_BYTES
-
-
 def unpack_time(value: bytes) -> int:
-    time_us: int = _TIME.unpack_from(value, _TIME_AT)[0]
-    return time_us
+    return int.from_bytes(value[2 * ID_BYTES : 2 * ID_BYTES + 8], "little", signed=True)
 
 
 def pack_values(events: Events) -> list[bytes]:

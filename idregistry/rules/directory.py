@@ -124,7 +124,7 @@ def shard_of_group(group: int) -> tuple[int, int]:
 LEASES_MAX: Final = 10_000
 """At a time: those that ran out go soon (idregistry.coordinator)."""
 HOLDS_MAX: Final = 10_000
-_SNAPSHOT_VERSION: Final = 3
+_SNAPSHOT_VERSION: Final = 4
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -368,8 +368,16 @@ class DirectoryState:
 
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""
-        told = self.leases, self.settings, self._grants, self.fences, self.time_us, self.vanished, self.holds
-        held = _Snapshot(self.view, *told)
+        held = _Snapshot(
+            self.view,
+            self.leases,
+            self.settings,
+            self._grants,
+            self.fences,
+            self.time_us,
+            self.vanished,
+            self.holds,
+        )
         data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(held)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
@@ -418,8 +426,8 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     grants: int
     fences: list[int]
     time_us: int
-    vanished: dict[int, str] = {}
-    holds: dict[str, int] = {}  # none in snapshots from before there were any
+    vanished: dict[int, str]
+    holds: dict[str, int]
 
 
 # Names and times as strangers give them, and as messages show them.

@@ -377,6 +377,21 @@ def joiner_of_holder(name: bytes) -> tuple[int, str] | None:
     return int.from_bytes(name[1:_TIME_AT], "little"), name[_TIME_AT:].decode("utf-8", "replace")
 
 
+def joiners_among(
+    names: Mapping[int, bytes], incarnations: AnySet[int], address: str | None = None
+) -> dict[int, int]:
+    """Of numbered holders those of these incarnations, and of all at this address: number -> incarnation.
+    What is only guarded here another shard counts. Any thread.
+    """
+    mine: dict[int, int] = {}
+    for number, name in list(names.items()):
+        if (known := joiner_of_holder(name)) is not None:
+            incarnation, named = known
+            if incarnation in incarnations or named == address:
+                mine[number] = incarnation
+    return mine
+
+
 def token_of_holder(name: bytes, time_us: int) -> bytes:
     """A holder's packed token."""
     if is_guard(name):

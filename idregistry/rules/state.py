@@ -33,7 +33,7 @@ from idregistry.rules.packing import (
     first_live,
     incarnation_of,
     is_guard,
-    joiner_of_holder,
+    joiners_among,
     pack_incarnation,
     span,
 )
@@ -431,12 +431,9 @@ class ShardState:
         return Accounts(facts.counts.tally.copy(), facts.holders.names, facts.live)
 
     def held_by(self, incarnations: AnySet[int]) -> Counter[int]:
-        """How many ids each of these has; what is only guarded here another shard counts. Any thread."""
+        """How many ids each of these has, as of `joiners_among`. Any thread."""
         facts = self._facts
-        mine: dict[int, int] = {}
-        for number, name in list(facts.holders.names.items()):
-            if (known := joiner_of_holder(name)) is not None and known[0] in incarnations:
-                mine[number] = known[0]
+        mine = joiners_among(facts.holders.names, incarnations)
         found = Counter[int]()
         for number, ids in facts.counts.of(mine.keys()).items():
             found[mine[number]] += ids

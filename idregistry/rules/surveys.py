@@ -18,7 +18,7 @@ from idregistry.rules.packing import (
     NO_BOUNDARY,
     SUBS,
     is_guard,
-    joiner_of_holder,
+    joiners_among,
     split_key,
     token_of_holder,
     unhash_ids,
@@ -145,16 +145,8 @@ class Accounts:
     """The first bucket that is kept."""
 
     def of(self, incarnations: AnySet[int], address: str, window: int) -> Account:
-        """Of these, and of all with tokens of this address; without what tokens of `window` and later ones
-        hold. What is only guarded here another shard counts.
-        """
-        mine: dict[int, int] = {}
-        for number, name in list(self.names.items()):
-            if (known := joiner_of_holder(name)) is None:
-                continue
-            incarnation, named = known
-            if incarnation in incarnations or named == address:
-                mine[number] = incarnation
+        """As of `joiners_among`, without what tokens of `window` and later ones hold."""
+        mine = joiners_among(self.names, incarnations, address)
         days: dict[tuple[int, int], Sum] = {}
         for key, sum_ in self.tally.before(window).items():
             bucket, number = split_key(key)

@@ -22,7 +22,6 @@ JSON: Final = 2
 _PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 _CACHED: Final = 1 << 20
 _encode: Final = msgspec.msgpack.encode
-_EMPTY: Final = np.zeros(0, np.int64)
 
 
 class Records:
@@ -66,10 +65,6 @@ def coded(keys: Sequence[str]) -> tuple[list[str], Codes]:
     if len(index) == len(keys):
         return list(keys), np.arange(len(keys))
     return list(index), np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
-
-
-def no_records() -> Records:
-    return Records([], _EMPTY, _EMPTY, None)
 
 
 def together(parts: Sequence[Records]) -> Records:

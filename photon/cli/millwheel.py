@@ -256,13 +256,13 @@ def _run_ready(
     **running: Any,
 ) -> int:
     """`logs`: paths and time field by argument; `given`: the arguments that only this topology has."""
+    from photon.cluster.wheels import READY
+
     reading = {
         argument: {"paths": paths, "time": time, "unit": unit, "lateness_s": lateness_s}
         for argument, (paths, time) in logs.items()
     }
     arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
-    from photon.cluster.wheels import READY
-
     return _run(f"{READY}{name} {json.dumps(arguments)}", work, **running)
 
 

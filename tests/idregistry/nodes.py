@@ -44,12 +44,7 @@ class Node:
             self.hosted[n] = Hosted(group_of(n, 0), shard, log)
         hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted)
         coordinator = Coordinator(
-            self.directory,
-            found,
-            parsed,
-            clock,
-            self.turner.wake,
-            hosting,
+            self.directory, found, parsed, clock, self.turner.wake, hosting, lambda: None
         )
         self.directory_log = FakeLog(self.directory, node=name, _leader=None)
         self.turner.add(coordinator.on_tick, self.directory_log)

@@ -47,7 +47,9 @@ class Bench:
         self.hosting: Any = SimpleNamespace(shards={})
         founding = Found(0, shards, ROWS, IDENTITY)
         settings = Registry(clock_skew_s=1.0)
-        self.coordinator = Coordinator(self.state, founding, settings, self.clock, lambda: None, self.hosting)
+        self.coordinator = Coordinator(
+            self.state, founding, settings, self.clock, lambda: None, self.hosting, lambda: None
+        )
         self.log = FakeLog(self.state, of_group=MEMBERS)
         self.tick()
         self.follow()
@@ -139,7 +141,9 @@ def test_the_first_leader_gives_the_registry_its_identity_and_the_next_leaves_it
     assert bench.state.view.identity == IDENTITY
     another = Found(0, 2, ROWS, bytes(16))
     proposed = len(bench.log.proposed)
-    next_one = Coordinator(bench.state, another, Registry(), bench.clock, lambda: None, bench.hosting)
+    next_one = Coordinator(
+        bench.state, another, Registry(), bench.clock, lambda: None, bench.hosting, lambda: None
+    )
     next_one.on_tick(bench.log)
     assert len(bench.log.proposed) == proposed
     assert bench.state.view.identity == IDENTITY

@@ -84,8 +84,7 @@ def test_holds_are_dropped_bounded_and_in_the_snapshot() -> None:
 
 def of_days(bench: Bench, days: float) -> Bench:
     bench.coordinator._settings = Registry(retention_days=days)
-    for one in bench.hosted.values():
-        one.shard.reached_us = lambda: NOW_US
+    bench.coordinator.reached_us = lambda: NOW_US
     return bench
 
 

@@ -329,7 +329,9 @@ class HostNode:
         self.host = host
         identity = world.rng.randbytes(IDENTITY_BYTES)
         founding = Found(0, settings.shards, tuple(ROWS.values()), identity, world.spread_us)
-        coordinator = Coordinator(self.state, founding, settings, time, host.wake, self.hosting)
+        coordinator = Coordinator(
+            self.state, founding, settings, time, host.wake, self.hosting, self._reached_us
+        )
 
         def on_tick(log: ReplicatedLog) -> None:  # as server.RegistryServer
             if self.hosting.follow(host, self.state.view):
