@@ -310,18 +310,24 @@ class InTurn(World):
                 self.replace(worker, self.zombie)
 
 
+def after_deaths(topology, lines, point, zombie):
+    """Worlds that ran to their end, most of them after a worker had died at the point."""
+    died = 0
+    for victim, times in itertools.product(range(2), (0, 1, 2, 5, 9)):
+        world = InTurn(topology(), lines, point, victim, times, zombie)
+        world.run()
+        died += world.dead
+        yield world
+    assert died >= 6
+
+
 @pytest.mark.parametrize("zombie", [False, True], ids=["dead", "taken for dead"])
 @pytest.mark.parametrize("point", POINTS, ids=POINTS.get)
 def test_who_dies_at_a_point_between_two_steps_loses_and_doubles_nothing(point, zombie):
     lines = clicks(random.Random(8), 60, users=8)
-    died = 0
-    for victim, times in itertools.product(range(2), (0, 1, 2, 5, 9)):
-        world = InTurn(two_stages(), lines, point, victim, times, zombie)
-        world.run()
-        died += world.dead
+    for world in after_deaths(two_stages, lines, point, zombie):
         assert world.sinks.pop("dead-letters") == []
         assert in_order(world.sinks) == in_order(expected(lines))
-    assert died >= 6
 
 
 def test_no_low_watermark_goes_back(monkeypatch):

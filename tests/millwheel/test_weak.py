@@ -3,7 +3,6 @@
 Productions leave before their commit and come again after a crash; nothing is lost, and no id is kept.
 """
 
-import itertools
 import random
 
 import numpy as np
@@ -16,7 +15,7 @@ from millwheel.engine.store import FRAME, HEARD, MemoryStore, owners, weak_lane
 from millwheel.engine.weak import STRAGGLER_US, UnderWay
 from millwheel.engine.wheel import Wheel
 from millwheel.testing import World, in_order, oracle, run
-from tests.millwheel.test_faults import POINTS, InTurn
+from tests.millwheel.test_faults import POINTS, after_deaths
 from tests.millwheel.topologies import SECOND, WEAK, clicks, expected, numbered_stages, weak_stages
 from tests.seeds import seeds
 
@@ -85,13 +84,8 @@ def test_a_production_that_may_become_another_one_is_committed_before_anything_c
 @pytest.mark.parametrize("point", POINTS, ids=POINTS.get)
 def test_who_dies_at_a_point_between_two_steps_loses_nothing(point, zombie):
     lines = clicks(random.Random(8), 60, users=8)
-    died = 0
-    for victim, times in itertools.product(range(2), (0, 1, 2, 5, 9)):
-        world = InTurn(weak_stages(), lines, point, victim, times, zombie)
-        world.run()
-        died += world.dead
+    for world in after_deaths(weak_stages, lines, point, zombie):
         check(world, lines)
-    assert died >= 6
 
 
 @pytest.mark.parametrize("workers", [1, 3])
