@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     default=SETTLE_S,
     show_default=True,
     metavar="SECONDS",
-    help="What was registered so shortly before is in flight, not lost.",
+    help="What was registered so shortly before is in flight, not lost; where all is complete nothing is.",
 )
 @click.option(
     "--complete",

@@ -164,7 +164,8 @@ def _read_registry(engine: Engine, question: Question, terms: Terms) -> Terms:
         terms = replace(terms, backfills=running, boundary_us=edge)
     else:
         return terms
-    return replace(terms, asked=True, settled_us=began_us - round(question.settle_s * 1e6))
+    settle_s = 0.0 if question.complete else question.settle_s  # who has a fate is not on its way
+    return replace(terms, asked=True, settled_us=began_us - round(settle_s * 1e6))
 
 
 def _scan(registry: RegistryAt, timeout_s: float, shard: int) -> Iterator[Any]:

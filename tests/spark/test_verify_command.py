@@ -127,7 +127,7 @@ def test_a_run_that_ended_is_held_against_its_own_registry_and_ledgers(ended, ph
     try:
         broken, example = damage(run) if damage else ("", "")
         status, said, errors = photon(
-            "verify", "--foreign", clicks, "--out", run, "--settle", 0, "--json", "--details", tmp_path / "d"
+            "verify", "--foreign", clicks, "--out", run, "--json", "--details", tmp_path / "d"
         )
     finally:
         for directory, copy in kept.items():
