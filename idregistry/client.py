@@ -246,9 +246,11 @@ class RegistryClient:
         answer = self._rounds.ask_directory("Hold", pb.HoldRequest(name=name, oldest_us=oldest_us))
         return Held(answer.boundary_us, answer.reached_us if answer.HasField("reached_us") else None)
 
-    def release_hold(self, name: str) -> None:
-        """The dispatcher holds nothing any more: it has read all, or never comes back. UnavailableError."""
-        self._rounds.ask_directory("Hold", pb.HoldRequest(name=name, release=True))
+    def release_hold(self, name: str) -> bool:
+        """The dispatcher holds nothing any more: it has read all, or never comes back. Whether it held
+        something until now. UnavailableError."""
+        held: bool = self._rounds.ask_directory("Hold", pb.HoldRequest(name=name, release=True)).held
+        return held
 
     def lease_holders(self) -> list[str]:
         """Addresses of the joiners whose leases run, as the nearest replica that answers has seen them

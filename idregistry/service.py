@@ -393,13 +393,16 @@ class IdRegistryService(IdRegistryServicer):
         """Let the boundary not pass a dispatcher's oldest event, or no longer."""
         if (mistake := name_mistake(request.name)) is not None:
             _mistake(context, mistake)
+        held = request.name in self._state.holds
         oldest_us = request.oldest_us if request.HasField("oldest_us") else None
         if request.release:
             self._ask(commands.Hold(0, request.name, None), context)
         else:
             self._ask(Report(request.name, oldest_us), context)
         return pb.HoldResponse(
-            boundary_us=self._coordinator.boundary_us(), reached_us=self._coordinator.reached_us()
+            boundary_us=self._coordinator.boundary_us(),
+            reached_us=self._coordinator.reached_us(),
+            held=held,
         )
 
     def Reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:

@@ -130,7 +130,10 @@ def release_hold(name: str, named: Named) -> None:
     `photon status` shows who holds the registry's boundary back. A dispatcher that runs holds it again.
     """
     with named.at().client(TIMEOUT_S) as client:
-        client.release_hold(name)
+        if not client.release_hold(name):
+            raise UsageError(
+                f"no dispatcher named {name} holds the boundary (`photon status` tells who has for long)"
+            )
     click.echo(f"{name} holds the boundary no longer")
 
 

@@ -277,12 +277,14 @@ class HoldRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., oldest_us: _Optional[int] = ..., release: _Optional[bool] = ...) -> None: ...
 
 class HoldResponse(_message.Message):
-    __slots__ = ("boundary_us", "reached_us")
+    __slots__ = ("boundary_us", "reached_us", "held")
     BOUNDARY_US_FIELD_NUMBER: _ClassVar[int]
     REACHED_US_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     boundary_us: int
     reached_us: int
-    def __init__(self, boundary_us: _Optional[int] = ..., reached_us: _Optional[int] = ...) -> None: ...
+    held: bool
+    def __init__(self, boundary_us: _Optional[int] = ..., reached_us: _Optional[int] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class NowRequest(_message.Message):
     __slots__ = ()

@@ -344,6 +344,9 @@ def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_pa
                 released = run("registry", "release-hold", "dispatcher-west", "--config", config)
                 assert released == "dispatcher-west holds the boundary no longer\n"
                 assert client.status(address)["directory"]["holds"] == 0
+                refused = photon("registry", "release-hold", "dispatcher-west", "--config", config)
+                assert refused.returncode == 2
+                assert "no dispatcher named dispatcher-west holds the boundary" in refused.stderr
             assert "2 shards for events from" in run("reshard", 2, "--config", config)
             scanned = [run("registry", "scan", n, "--registry", address, "--config", config) for n in (0, 1)]
             assert "".join(scanned).split()[0] == IdPacker().pack(["a"]).hex()
