@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from dispatcher.rules.events import NO_EVENTS, Events, FreshBatch, OffsetTracker, Span
 from photon.core.clock import SteadyClock
@@ -19,15 +18,13 @@ from photon.core.settings import Logs
 from photon.logs.files import Chunk, FileState, shown
 from photon.logs.follow import LogFollower
 from photon.logs.formats import ForeignBatch, JsonLines
+from photon.logs.text import Part, Starts, Text, gather
 from photon.logs.writer import DeadLetter
 
 BATCH_BYTES_MAX: Final = 8 << 20
 """Lines of a batch; a longer line goes alone. Keeps a message well under its limit."""
 
 _OVERSIZED_BYTES_KEPT: Final = 1024
-
-Part = tuple[FileState, Chunk]
-Starts = npt.NDArray[np.int64]
 
 
 class LogReader:
@@ -118,7 +115,7 @@ class LogReader:
     def next_batch(self) -> FreshBatch | None:
         """The next unread lines, whatever few there are; None when all that is known is read."""
         if not self._ready:
-            parts, oversized = self._gather()
+            parts, oversized = gather(self.follower, self._settings.chunk_bytes // 2)
             if parts:
                 self._ready.extend(self._batches(parts))
             if oversized is not None:
@@ -155,36 +152,22 @@ class LogReader:
                     self._tracker.forget(state.number)
             return states, lost
 
-    def _gather(self) -> tuple[list[Part], Part | None]:
-        """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""
-        parts: list[Part] = []
-        size = 0
-        while size < self._settings.chunk_bytes:
-            part = self.follower.next_chunk()
-            if part is None:
-                break
-            if part[1].oversized:
-                return parts, part
-            parts.append(part)
-            size += len(part[1].data)
-        return parts, None
-
     def _batches(self, parts: list[Part]) -> list[FreshBatch]:
         now_us = self._clock.now_us()
-        data = parts[0][1].data if len(parts) == 1 else b"".join([chunk.data for _, chunk in parts])
-        layout = _Layout(parts)
-        parsed = self._format.parse_foreign(data)
+        text = Text(parts)
+        parsed = self._format.parse_foreign(text.data)
         letters = [
-            DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *layout.origin(bad.start))
+            DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *text.origin(bad.start))
             for bad in parsed.malformed
         ]
         bad_starts = [bad.start for bad in parsed.malformed]
-        offsets = layout.offsets(parsed.starts)
+        offsets = text.offsets(parsed.starts)
         batches = []
-        for low, high, start, end in self._cuts(parsed, len(data)):
-            events = _slice(parsed, offsets, low, high, now_us, *layout.names(parsed.starts, low, high))
+        for low, high, start, end in self._cuts(parsed, len(text.data)):
+            events = _slice(parsed, offsets, low, high, now_us, *text.names(parsed.starts, low, high))
             bad = slice(bisect.bisect_left(bad_starts, start), bisect.bisect_left(bad_starts, end))
-            batches.append(FreshBatch(self._number(), events, letters[bad], layout.spans(start, end)))
+            spans = [Span(*span) for span in text.spans(start, end)]
+            batches.append(FreshBatch(self._number(), events, letters[bad], spans))
         return batches
 
     def _cuts(self, parsed: ForeignBatch, length: int) -> list[tuple[int, int, int, int]]:
@@ -219,50 +202,6 @@ class LogReader:
     def _number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
-
-
-class _Layout:
-    """Where the chunks of several files stand in the text that was made of them."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = parts
-        lengths = [len(chunk.data) for _, chunk in parts]
-        self._ends: Starts = np.cumsum(lengths, dtype=np.int64)
-        self._bases = self._ends - lengths
-        self._names = [shown(state.name) for state, _ in parts]
-        self._shift: Starts = np.array([chunk.start for _, chunk in parts], np.int64) - self._bases
-
-    def offsets(self, starts: Starts) -> Starts:
-        """Places in the text -> offsets in the files."""
-        if len(self._parts) == 1:
-            return starts + int(self._shift[0])
-        part = np.searchsorted(self._bases, starts, "right") - 1
-        return starts + self._shift[part]
-
-    def origin(self, start: int) -> tuple[str, int]:
-        part = int(np.searchsorted(self._bases, start, "right")) - 1
-        return self._names[part], start + int(self._shift[part])
-
-    def names(self, starts: Starts, low: int, high: int) -> tuple[list[str], list[int]]:
-        """Events.names and name_from of rows low to high."""
-        if len(self._parts) == 1 or low == high:
-            return self._names[:1], [0]
-        first, last = np.searchsorted(self._bases, (starts[low], starts[high - 1]), "right") - 1
-        rows = np.searchsorted(starts[low:high], self._bases[first : last + 1])
-        return self._names[first : last + 1], rows.tolist()
-
-    def spans(self, start: int, end: int) -> list[Span]:
-        """The bytes of the files that a piece of the text stands for."""
-        first = int(np.searchsorted(self._ends, start, "right"))
-        last = int(np.searchsorted(self._bases, end, "left"))
-        spans = []
-        for part in range(first, last):
-            state, chunk = self._parts[part]
-            shift, whole = int(self._shift[part]), end >= int(self._ends[part])
-            # A last line without its newline was given one, so the text may be longer than the file.
-            to = chunk.end if whole else end + shift
-            spans.append(Span(state.number, max(chunk.start, start + shift), to))
-        return spans
 
 
 def _slice(

@@ -30,9 +30,10 @@ from photon.core.fates import Fate
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Logs
 from photon.core.status import Notices
-from photon.logs.files import Chunk, FileState, read_at, whole_lines
+from photon.logs.files import Chunk, FileState, read_at, shown, whole_lines
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines, PrimaryBatch
+from photon.logs.text import Part, Text, gather
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
@@ -125,11 +126,9 @@ class Reader:
         self.caught_up = self.caught_up and self.follower.caught_up
         self._looked_at = looked_at
         while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
-            found = self.follower.next_chunk()
-            if found is None:
-                break
-            self.caught_up = False
-            if self._take(*found):
+            parts, oversized = gather(self.follower, self.settings.chunk_bytes // 2)
+            self.caught_up = self.caught_up and not (parts or oversized)
+            if self._take(parts, oversized):
                 break
         worked = bool(group.states)
         if worked:
@@ -190,31 +189,45 @@ class Reader:
             self.notices.tell(f"{error}; tried again until it works")
         self.storage_error = str(error)
 
-    def _take(self, file: FileState, chunk: Chunk) -> bool:
-        """Add a chunk to the group. True if its file grows by little bits: then they wait no longer."""
-        group = self._group
-        group.bytes += chunk.end - chunk.start
-        if chunk.oversized:
-            group.letters.append(self._oversized(file, chunk))
-        else:
-            batch = self.log_format.parse_primary(chunk.data)
-            if chunk.more and batch.lines:
-                times, _ = self.log_format.primary_times(batch.ids[-ID_BYTES:], batch.lines[-1:])
+    def _take(self, parts: Sequence[Part], oversized: Part | None) -> bool:
+        """Add chunks to the group. True if they are all for now: nothing more is known, or a file grows by
+        little bits and these wait no longer."""
+        group, tails = self._group, set()
+        if parts:
+            self._parse(parts)
+        if oversized is not None:
+            group.letters.append(self._oversized(*oversized))
+            parts = [*parts, oversized]
+        for file, chunk in parts:
+            group.bytes += chunk.end - chunk.start
+            group.states[file.number] = self.follower.advanced(file.number, chunk.end)
+            if chunk.end - chunk.start < self.settings.chunk_bytes // 2:
+                tails.add(file.number)
+        again = not tails.isdisjoint(group.tails)
+        group.tails |= tails
+        return again or not parts
+
+    def _parse(self, parts: Sequence[Part]) -> None:
+        group, text = self._group, Text(parts)
+        batch = self.log_format.parse_primary(text.data)
+        group.letters += [
+            DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *text.origin(bad.start))
+            for bad in batch.malformed
+        ]
+        if not batch.lines:
+            return
+        of = text.parts_of(batch.starts)
+        numbers = np.array([file.number for file, _ in parts], np.int64)
+        group.ids.append(batch.ids)
+        group.lines += batch.lines
+        group.starts.append(text.offsets(batch.starts))
+        group.files.append(numbers[of])
+        for part, (file, chunk) in enumerate(parts):
+            last = int(np.searchsorted(of, part, "right")) - 1
+            if chunk.more and of[last] == part:
+                row = slice(last * ID_BYTES, (last + 1) * ID_BYTES)
+                times, _ = self.log_format.primary_times(batch.ids[row], batch.lines[last : last + 1])
                 self._newest[file.number] = int(unpack_times(times)[0])
-            group.ids.append(batch.ids)
-            group.lines += batch.lines
-            group.starts.append(batch.starts + chunk.start)
-            group.files.append(np.full(len(batch.lines), file.number, np.int64))
-            group.letters += [
-                DeadLetter(Fate.MALFORMED, bad.reason, bad.line, file.name, chunk.start + bad.start)
-                for bad in batch.malformed
-            ]
-        group.states[file.number] = self.follower.advanced(file.number, chunk.end)
-        if chunk.end - chunk.start >= self.settings.chunk_bytes // 2:
-            return False
-        again = file.number in group.tails
-        group.tails.add(file.number)
-        return again
 
     def _oversized(self, file: FileState, chunk: Chunk) -> DeadLetter:
         reason = (
@@ -224,7 +237,7 @@ class Reader:
         beginning = b""
         with suppress(OSError):
             beginning = read_at(file.path, chunk.start, _OVERSIZED_KEPT_BYTES)
-        return DeadLetter(Fate.MALFORMED, reason, beginning, file.name, chunk.start)
+        return DeadLetter(Fate.MALFORMED, reason, beginning, shown(file.name), chunk.start)
 
     def _write(self) -> None:
         """The group to the dead letters, the map, the cache; then a new group begins."""

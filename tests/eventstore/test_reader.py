@@ -358,11 +358,12 @@ def test_logs_of_many_servers_advance_together_by_event_time(logs, tmp_path, ids
     sizes = {path.name: path.stat().st_size for path in logs.iterdir()}
     read, apart, real = dict.fromkeys(sizes, 0.0), [], parts.reader._take
 
-    def taken(file, chunk):
-        name = file.name.rpartition("/")[2]
-        read[name] = chunk.end / sizes[name]
-        apart.append(max(read.values()) - min(read.values()))
-        return real(file, chunk)
+    def taken(chunks, oversized):
+        for file, chunk in chunks:
+            name = file.name.rpartition("/")[2]
+            read[name] = chunk.end / sizes[name]
+            apart.append(max(read.values()) - min(read.values()))
+        return real(chunks, oversized)
 
     parts.reader._take = taken
     parts.read_all()
