@@ -186,6 +186,8 @@ class Driver:
         due_us = self._retries.next_due_us
         longest_s = self._reader.follower.patience_s if self._caught_up else self._poll_interval_s
         now = self._clock.monotonic()
+        if self._reader.looks_at > now:
+            longest_s = self._reader.looks_at - now
         longest_s = max(_WAIT_S_MIN, min(longest_s, self._to_send.next_due - now))
         with self._gate.pacing() as pacing:
             pause_s = pacing.wait_s(now)

@@ -18,7 +18,7 @@ from photon.core.settings import Logs
 from photon.logs.files import Chunk, FileState, shown
 from photon.logs.follow import LogFollower
 from photon.logs.formats import ForeignBatch, JsonLines
-from photon.logs.text import Part, Starts, Text, gather
+from photon.logs.text import LINGER_S, Part, Starts, Text, gather
 from photon.logs.writer import DeadLetter
 
 BATCH_BYTES_MAX: Final = 8 << 20
@@ -68,7 +68,8 @@ class LogReader:
         self._notice = notice
         self._ready: deque[FreshBatch] = deque()
         self._next_number = 0
-        self._poll_at = self._scan_at = float("-inf")
+        self._poll_at = self._scan_at = self.looks_at = float("-inf")
+        """`looks_at`: until then `look` does nothing; monotonic."""
         self._changed: set[int] = set()
         self._lost_bytes = 0
         self._parsed_bytes = self._given_bytes = self._given_lines = 0
@@ -96,7 +97,7 @@ class LogReader:
     def look(self) -> bool:
         """Look for new and grown files, as often as the settings say. True if a file's state changed."""
         now = self._clock.monotonic()
-        if now < self._poll_at and not self.follower.news:
+        if now < self.looks_at or (now < self._poll_at and not self.follower.news):
             return False
         self._poll_at = now + self._settings.poll_interval_ms / 1000
         changed: list[FileState] = []
@@ -118,6 +119,7 @@ class LogReader:
             parts, oversized = gather(self.follower, self._settings.chunk_bytes // 2)
             if parts:
                 self._ready.extend(self._batches(parts))
+                self.looks_at = self._clock.monotonic() + LINGER_S
             if oversized is not None:
                 self._ready.append(self._oversized(*oversized))
             with self._mutex:

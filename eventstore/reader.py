@@ -33,7 +33,7 @@ from photon.core.status import Notices
 from photon.logs.files import Chunk, FileState, read_at, shown, whole_lines
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines, PrimaryBatch
-from photon.logs.text import Part, Text, gather
+from photon.logs.text import LINGER_S, Part, Text, gather
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
@@ -173,6 +173,8 @@ class Reader:
                 if not worked:
                     self.wake.wait(self._pause_s())
                     self.wake.clear()
+                elif self.caught_up:
+                    self._stopping.wait(LINGER_S)
         except Exception as error:
             self.caught_up = False
             self.storage_error = str(error)

@@ -110,7 +110,7 @@ class ClockWatch:
 
 Address = tuple[str, int]
 
-_HEARTBEAT_S_MAX: Final = 0.05
+_HEARTBEAT_S_MAX: Final = 0.1
 _SWITCH_S: Final = 0.0005
 _HOUSEKEEPING_IN_FLIGHT: Final = 1
 _DESCRIPTORS_PER_GROUP: Final = 2
@@ -285,7 +285,7 @@ def shards_that_fit() -> int:
 def raft_timing(settings: Registry) -> RaftTiming:
     """`registry.election_timeout_ms` -> the log's times: everything else follows from it."""
     election_s = settings.election_timeout_ms / 1000
-    heartbeat_s = min(_HEARTBEAT_S_MAX, election_s / 6)
+    heartbeat_s = min(_HEARTBEAT_S_MAX, election_s / 4)
     return RaftTiming(
         election_s_min=election_s,
         election_s_max=2 * election_s,

@@ -206,8 +206,8 @@ def split_outcomes(batch: Sequence[Request], outcomes: bytes) -> list[bytes]:
 ERRANDS_WAITING_MAX: Final = 64
 _LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
 _TIDY_EVERY_S: Final = 0.05
-"""A step of local work (some milliseconds) is taken so often while commits wait, and without a pause while
-none do."""
+"""A step of local work (some milliseconds) is taken so often while commits come, here or through another
+leader, and without a pause while none do."""
 
 
 class Shard:
@@ -254,6 +254,7 @@ class Shard:
         self._boundary_us = NO_BOUNDARY  # as last seen by this replica as the leader
         self._boundary_moved_at = clock.monotonic()
         self._tidy_at = 0.0
+        self._tidied_us = 0
         self._commits = 0
         self._committed_ids = 0
 
@@ -352,8 +353,10 @@ class Shard:
         now = self._clock.monotonic()
         if now < self._tidy_at:
             return
-        more = self.state.tidy()
-        if more and not self._queue and not log.in_flight:
+        time_us = self.state.time_us
+        is_busy = bool(self._queue) or bool(log.in_flight) or time_us != self._tidied_us
+        self._tidied_us = time_us
+        if self.state.tidy() and not is_busy:
             self._tidy_at = now
             self._wake()
         else:

@@ -5,12 +5,17 @@ lines do.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from photon.logs.files import Chunk, FileState, shown
 from photon.logs.follow import LogFollower
+
+LINGER_S: Final = 0.015
+"""After something was found nobody looks for more for so long: what comes meanwhile is one text, one batch,
+one sync of each disk. A line that comes alone does not wait."""
 
 Part = tuple[FileState, Chunk]
 Starts = npt.NDArray[np.int64]

@@ -31,7 +31,7 @@ from photon.rpc.network import (
     failure_of,
 )
 
-HEALTH_POLL_S: Final = 0.2
+HEALTH_POLL_S: Final = 0.4
 """So often a server looks whether it can do its work."""
 DRAIN_S: Final = 0.1
 """Between saying NOT_SERVING to those who watch and refusing calls: theirs are on their way for so long."""
