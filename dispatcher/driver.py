@@ -7,9 +7,11 @@ The life of a batch:
 state     by            until                                    a kill now means
 --------  ------------  ---------------------------------------  ---------------------------------------------
 read      reader        a sender takes it, retries first         its lines are read again
-taken     retry queue   the same; it was read before             its entries are in the ledger and come again
+taken     retry queue   as read; it was read before              its entries are in the ledger and come again
+held      those to send the event store has read so far, or      the same
+          back          HELD_S_MAX is over (rules/pacing)
 sent      a sender      registry and joiner have answered        the same; what is registered is a duplicate
-held      the sender    a joiner answers again: it waits whole   the same
+stuck     the sender    a joiner answers again: it waits whole   the same
 hedged    the queue     the hedge is over (rules/homes), for     the same
           to send       what other datacenters are to join; a
                         sender takes it once more
@@ -25,13 +27,13 @@ disk are slow, reading stops.
 """
 
 import dataclasses
-import random
+import heapq
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -47,6 +49,7 @@ from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Differing, Fate
 from photon.core.settings import Settings
 from photon.logs.files import FileState
+from photon.logs.text import ALL_READ
 from photon.logs.writer import dead_letter_lines
 
 GATHER_COMMITS_S: Final = 0.01
@@ -88,7 +91,7 @@ class Driver:
         self._backoffs = Backoffs.of(self._settings)
         self._retries = RetryQueue(ledger, self._backoffs.delay_us_max, BATCH_BYTES_MAX)
         self._recorder = Recorder(ledger, reader, self._retries, gate, recorded)
-        self._to_send = WaitingBatches(gate.rng, self._settings.batch_events_max)
+        self._to_send = WaitingBatches(self._settings.batch_events_max)
         self._copies = Copies(round(settings.ids.time_spread_max_s * 1e6))
         self._copies_lock = threading.Lock()
         self._finished: SimpleQueue[list[Finished] | None] = SimpleQueue()
@@ -124,6 +127,11 @@ class Driver:
         """Try those events at once that wait for these. From any thread."""
         if self._retries.arrive(primary_ids):
             self._wake.set()
+
+    def read_to(self, time_us: int) -> None:
+        """About up to this time the event store has read all primary logs. From any thread."""
+        self._to_send.read_to(time_us)
+        self._wake.set()
 
     @property
     def idle(self) -> bool:
@@ -175,7 +183,7 @@ class Driver:
                 self._finished.put([])
             with self._gate.pacing() as pacing:
                 has_room = pacing.has_room_to_hedge
-            self._to_send.release(self._clock.monotonic() if has_room else float("inf"))
+            self._to_send.release(self._clock.monotonic(), has_room)
             sent = self._send_woken()
             sent = self._send_retries() or sent
             sent = self._send_fresh() or sent
@@ -206,7 +214,7 @@ class Driver:
         with self._gate.pacing() as pacing:
             pacing.read(batch.count, batch.size, self._clock.monotonic())
         if batch.events:
-            self._to_send.put(batch)
+            self._to_send.put(batch, self._clock.monotonic(), self._clock.wall.now_us())
         else:
             self._finish(batch, _NOTHING_RESOLVED)  # only malformed or blank lines
         return True
@@ -214,7 +222,7 @@ class Driver:
     def _may_read(self) -> bool:
         pending = self._ledger.pending
         with self._gate.pacing() as pacing:
-            may = pacing.may_read(pending, self._clock.monotonic())
+            may = pacing.may_read(pending, self._clock.monotonic(), self._to_send.held)
         if may is Reading.FULL:
             bound = self._settings.retry_queue_events_max
             # Without the present number: a notice that says the same is told once.
@@ -272,7 +280,6 @@ class Driver:
                 )
                 continue
             answer = self._sender.send(taken.events)
-            self._to_send.in_turn = not self._sender.is_alone
             if answer is None:
                 self._finish(taken, None)
             elif len(answer.hedged):
@@ -358,7 +365,6 @@ class Driver:
                     pacing.resolved(len(batch.events), again)
                 elif not batch.woken:  # those tell nothing of others
                     pacing.retried(len(batch.events), again, batch.early, now)
-            self._to_send.in_order = pacing.in_order
 
 
 class Recorder:
@@ -459,35 +465,60 @@ class Hedged:
     answer: Answer
 
 
-class WaitingBatches:
-    """Batches that wait for a sender: retries first, then fresh ones, in order or at random (rules/pacing),
-    then hedged ones that were released.
+class Held(NamedTuple):
+    """A fresh batch that is held back until its primaries are read, but not beyond `until` (monotonic)."""
 
+    newest_us: int
+    number: int
+    until: float
+    batch: FreshBatch
+
+
+class WaitingBatches:
+    """Batches that wait for a sender: retries first, then fresh ones, then hedged ones that were released.
+
+    Fresh ones whose primaries the event store has yet to read are held back, and then go by their times.
     Its user bounds it. None waits for long: few are read ahead, and reading goes on only as the oldest of
     them ends, and only while there is room for more hedged ones.
     """
 
-    def __init__(self, rng: random.Random, events_max: int) -> None:
+    def __init__(self, events_max: int) -> None:
         """`events_max`: of hedged batches that are taken together."""
-        self._rng = rng
         self._events_max = events_max
         self._changed = threading.Condition()
         self._retries: deque[RetryBatch] = deque()
-        self._fresh: list[FreshBatch] = []
+        self._fresh: deque[FreshBatch] = deque()
+        self._held: list[Held] = []
+        """A heap."""
+        self._read_to_us = ALL_READ
         self._hedged: deque[Hedged] = deque()
         self._released = 0
         self._closed = False
-        self.in_order = True
-        self.in_turn = False
-        """Other datacenters go through the same events: in order in any case, for each joins its own."""
 
-    def put(self, batch: Batch) -> None:
+    @property
+    def held(self) -> int:
+        """Fresh batches that are held back."""
+        return len(self._held)
+
+    def put(self, batch: Batch, now: float = 0.0, now_us: int = 0) -> None:
+        """`now`, `now_us`: of a fresh one, the time by the monotonic clock and by that of its events."""
         with self._changed:
             if isinstance(batch, RetryBatch):
                 self._retries.append(batch)
+            elif hold_s := Pacing.hold_s(newest_us := batch.events.newest_us, self._read_to_us, now_us):
+                heapq.heappush(self._held, Held(newest_us, batch.number, now + hold_s, batch))
+                return
             else:
                 self._fresh.append(batch)
             self._changed.notify()
+
+    def read_to(self, time_us: int) -> None:
+        """About up to this time all primary logs are read. Any thread."""
+        with self._changed:
+            self._read_to_us = time_us
+            while self._held and self._held[0].newest_us <= time_us:
+                self._fresh.append(heapq.heappop(self._held).batch)
+            self._changed.notify_all()
 
     def hedge(self, hedged: Hedged) -> None:
         """Keep it until it is released. Any thread."""
@@ -500,16 +531,24 @@ class WaitingBatches:
         """When to release some; infinity while none waits for that."""
         with self._changed:
             waits = self._released < len(self._hedged)
-            return self._hedged[self._released].due if waits else float("inf")
+            due = [self._hedged[self._released].due] if waits else []
+            return min([*due, *(one.until for one in self._held)], default=float("inf"))
 
-    def release(self, now: float) -> None:
-        """Hedged batches that are due may be taken."""
+    def release(self, now: float, has_room: bool = True) -> None:
+        """Batches that were held or hedged for long enough may be taken; without room for more hedged ones,
+        all of these."""
+        until = now if has_room else float("inf")
         with self._changed:
-            before = self._released
-            while self._released < len(self._hedged) and self._hedged[self._released].due <= now:
+            while self._released < len(self._hedged) and self._hedged[self._released].due <= until:
                 self._released += 1
-            if self._released > before:
-                self._changed.notify()
+            self._let_go([one for one in self._held if one.until <= now])
+            self._changed.notify_all()
+
+    def _let_go(self, over: list[Held]) -> None:
+        if over:
+            self._fresh.extend(one.batch for one in sorted(over))
+            self._held = [one for one in self._held if one not in over]
+            heapq.heapify(self._held)
 
     def take(self) -> Batch | list[Hedged] | None:
         """The next to send, or hedged ones; None when it is closed and empty."""
@@ -518,8 +557,7 @@ class WaitingBatches:
             if self._retries:
                 return self._retries.popleft()
             if self._fresh:
-                in_order = self.in_order or self.in_turn
-                return self._fresh.pop(0 if in_order else self._rng.randrange(len(self._fresh)))
+                return self._fresh.popleft()
             return self._take_hedged() or None
 
     def _take_hedged(self) -> list[Hedged]:
@@ -535,8 +573,9 @@ class WaitingBatches:
         return taken
 
     def close(self) -> None:
-        """What is hedged is released."""
+        """What is hedged or held is released."""
         with self._changed:
             self._closed = True
+            self._let_go(self._held)
             self._released = len(self._hedged)
             self._changed.notify_all()

@@ -60,6 +60,7 @@ class LogReader:
             wake,
             keep_copies=False,
             by_name=by_name,
+            order=lambda number: self._newest_of.get(number, 0),
         )
         self._format = log_format
         self._settings = settings
@@ -75,6 +76,8 @@ class LogReader:
         self._parsed_bytes = self._given_bytes = self._given_lines = 0
         self._newest_us = 0
         """The latest time of an event that was given out."""
+        self._newest_of: dict[int, int] = {}
+        """The time up to which each file is read, while there is more: all advance together."""
 
     @property
     def caught_up(self) -> bool:
@@ -131,7 +134,7 @@ class LogReader:
         batch = self._ready.popleft()
         self._given_bytes += batch.size
         self._given_lines += batch.count
-        self._newest_us = max(self._newest_us, int(np.frombuffer(batch.events.times, "<i8").max(initial=0)))
+        self._newest_us = max(self._newest_us, batch.events.newest_us)
         return batch
 
     def finished(self, batch: int) -> list[int]:
@@ -150,6 +153,7 @@ class LogReader:
             states = [self.follower.advanced(number, offset(number)) for number in numbers]
             for state in states:
                 if state.gone:
+                    self._newest_of.pop(state.number, None)
                     self.follower.forget(state.number)
                     self._tracker.forget(state.number)
             return states, lost
@@ -163,6 +167,9 @@ class LogReader:
             for bad in parsed.malformed
         ]
         bad_starts = [bad.start for bad in parsed.malformed]
+        for (file, chunk), last in zip(parts, text.last_rows(parsed.starts), strict=True):
+            if chunk.more and last is not None:
+                self._newest_of[file.number] = int(np.frombuffer(parsed.times, "<i8", 1, 8 * last)[0])
         offsets = text.offsets(parsed.starts)
         batches = []
         for low, high, start, end in self._cuts(parsed, len(text.data)):

@@ -148,7 +148,8 @@ class DispatcherServer:
                 settings, self._ledger, self._reader, self._sender, self._gate, wake, inbox.sweep
             )
             undo.pop_all()
-        self._listener = Listener(eventstore, self._gate, self._driver.arrive) if eventstore else None
+        told = self._driver.arrive, self._driver.read_to
+        self._listener = Listener(eventstore, self._gate, *told) if eventstore else None
         days, follower = settings.registry.retention_days, self._reader.follower
         self._holder = Holder(name, registry, self._ledger, follower, self._gate, days) if days > 0 else None
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)

@@ -1,4 +1,5 @@
-"""Primary events that lookups asked for before they were there: remembered, and told of when they arrive.
+"""Primary events that lookups asked for before they were there: remembered, and told of when they arrive. And
+how far the logs are read, so that a dispatcher asks for few of them too early.
 
 Best effort: what is forgotten here is asked for again, when its backoff is over.
 """
@@ -32,6 +33,7 @@ class Arrivals:
         self._position = randbits(_POSITION_BITS) + 1  # another one after a restart
         self._listeners: set[threading.Event] = set()
         self._closed = False
+        self._read_to_us = 0
         self.count = 0
         """Ids that have arrived so far."""
 
@@ -68,14 +70,25 @@ class Arrivals:
             self.count += len(arrived)
             self._tell_all()
 
-    def after(self, position: int, ended: threading.Event, wait_s: float) -> tuple[int, bytes]:
-        """What has arrived since `position`: the position now, and 16 x N bytes. Waits if that is nothing.
+    def read_to(self, time_us: int) -> None:
+        """Up to about this time of events the logs are read."""
+        with self._lock:
+            if time_us != self._read_to_us:
+                self._read_to_us = time_us
+                self._tell_all()
+
+    def after(
+        self, position: int, read_to_us: int, ended: threading.Event, wait_s: float
+    ) -> tuple[int, int, bytes]:
+        """What has arrived since `position`: the position and `read_to` as they are now, and 16 x N bytes.
+        Waits while all is as the caller knows it.
 
         Of a position that it does not know, as after a restart: all that it still has. `ended` ends the wait.
         OverloadedError if too many wait; UnavailableError once it is closed.
         """
         with self._lock:
-            waits = position == self._position and not self._closed
+            known = (position, read_to_us) == (self._position, self._read_to_us)
+            waits = known and not self._closed
             if waits:
                 if len(self._listeners) >= self._listeners_max:
                     raise OverloadedError(f"{self._listeners_max} wait for arrivals already; ask again later")
@@ -89,7 +102,8 @@ class Arrivals:
             kept = len(self._arrived)
             since = self._position - position
             skipped = kept - since if 0 <= since <= kept else 0
-            return self._position, b"".join(islice(self._arrived, skipped, None))
+            arrived = b"".join(islice(self._arrived, skipped, None))
+            return self._position, self._read_to_us, arrived
 
     def close(self) -> None:
         """End all waits."""

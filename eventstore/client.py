@@ -91,20 +91,21 @@ class EventStoreClient:
                 if call.result().version not in (0, view.version):
                     self._refresh()
 
-    def arrivals(self, after: int) -> tuple[int, bytes]:
-        """Ids (16 x N bytes) that lookups asked for before and that have arrived since, and the position now.
+    def arrivals(self, after: int, read_to_us: int) -> tuple[int, int, bytes]:
+        """The position now, up to about which time of events (us) the logs are read, and ids (16 x N bytes)
+        that lookups asked for before and that have arrived since.
 
-        `after`: the position of the last answer, 0 at first. Waits for some seconds if there are none. The
+        `after`, `read_to_us`: of the last answer, 0 at first. Waits for some seconds if nothing is new. The
         call ends with `close`. UnavailableError, OverloadedError: ask again later.
         """
-        request = pb.ArrivalsRequest(after=after)
+        request = pb.ArrivalsRequest(after=after, read_to_us=read_to_us)
         try:
             response = self._stub.Arrivals(request, timeout=ARRIVALS_S_MAX)
         except grpc.RpcError as error:
             raise to_photon_error(error, f"event store {self._address}") from error
         except ValueError as error:
             raise UnavailableError(f"event store {self._address}: this client is closed") from error
-        return response.position, response.ids
+        return response.position, response.read_to_us, response.ids
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself. UnavailableError if it does not answer."""

@@ -33,7 +33,7 @@ from photon.core.status import Notices
 from photon.logs.files import Chunk, FileState, read_at, shown, whole_lines
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines, PrimaryBatch
-from photon.logs.text import LINGER_S, Part, Text, gather
+from photon.logs.text import ALL_READ, LINGER_S, Part, Text, gather
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
@@ -68,7 +68,8 @@ class _Group:
 
 @dataclass
 class Reader:
-    """Use `start` and `stop`, or call `step` (tests). `on_failure` gets what no retry can mend."""
+    """Use `start` and `stop`, or call `step` (tests). `on_failure` gets what no retry can mend; `on_read`, up
+    to about which time of events (us) all logs are read, or ALL_READ."""
 
     follower: LogFollower
     log_file_map: LogFileMap
@@ -80,6 +81,7 @@ class Reader:
     notices: Notices
     on_failure: Callable[[Exception], None] = lambda _: None
     wake: threading.Event = field(default_factory=threading.Event)
+    on_read: Callable[[int], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._stopping = threading.Event()
@@ -134,11 +136,18 @@ class Reader:
         if worked:
             self._write()
         self.caught_up = self.follower.caught_up and self._in_sight()
+        self.on_read(self._read_to_us())
         self.unreadable = self.follower.unreadable
         if worked or self.clock.monotonic() >= self._next_unended:
             self.unended = self.follower.unended()
             self._next_unended = self.clock.monotonic() + _UNENDED_EVERY_S
         return worked
+
+    def _read_to_us(self) -> int:
+        """Of a log that says no times nothing is known: it does not count."""
+        if self.caught_up:
+            return ALL_READ
+        return min((self._newest.get(one.number, 0) for one in self.follower.behind()), default=ALL_READ)
 
     @property
     def is_up_to_date(self) -> bool:
@@ -218,18 +227,16 @@ class Reader:
         ]
         if not batch.lines:
             return
-        of = text.parts_of(batch.starts)
         numbers = np.array([file.number for file, _ in parts], np.int64)
         group.ids.append(batch.ids)
         group.lines += batch.lines
         group.starts.append(text.offsets(batch.starts))
-        group.files.append(numbers[of])
-        for part, (file, chunk) in enumerate(parts):
-            last = int(np.searchsorted(of, part, "right")) - 1
-            if chunk.more and of[last] == part:
+        group.files.append(numbers[text.parts_of(batch.starts)])
+        for (file, chunk), last in zip(parts, text.last_rows(batch.starts), strict=True):
+            if chunk.more and last is not None:
                 row = slice(last * ID_BYTES, (last + 1) * ID_BYTES)
                 times, _ = self.log_format.primary_times(batch.ids[row], batch.lines[last : last + 1])
-                self._newest[file.number] = int(unpack_times(times)[0])
+                self._newest[file.number] = int(unpack_times(times)[0]) or ALL_READ
 
     def _oversized(self, file: FileState, chunk: Chunk) -> DeadLetter:
         reason = (

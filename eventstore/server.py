@@ -104,6 +104,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
             self._notices,
             on_fatal,
             wake,
+            self._arrivals.read_to,
         )
         self._logs = LogsEventStore(self._map, lambda: json_lines(settings), self._notices.tell)
         self._read_on = ReadOn(self._reader, self._map, json_lines(settings), own.read_on_bytes_max, clock)
@@ -194,12 +195,14 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         if not context.add_callback(ended.set):
             ended.set()
         try:
-            position, ids = self._arrivals.after(request.after, ended, _ARRIVALS_WAIT_S)
+            position, read_to_us, ids = self._arrivals.after(
+                request.after, request.read_to_us, ended, _ARRIVALS_WAIT_S
+            )
         except OverloadedError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except UnavailableError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return pb.ArrivalsResponse(ids=ids, position=position)
+        return pb.ArrivalsResponse(ids=ids, position=position, read_to_us=read_to_us)
 
     def Members(self, request: pb.MembersRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
         membership = self._members.membership()

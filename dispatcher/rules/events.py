@@ -57,6 +57,11 @@ class Events:
     def name(self, row: int) -> str:
         return self.names[bisect.bisect_right(self.name_from, row) - 1]
 
+    @property
+    def newest_us(self) -> int:
+        """The latest time of an event, 0 at least."""
+        return int(np.frombuffer(self.times, "<i8").max(initial=0))
+
     def take(self, rows: Rows) -> "Events":
         """The chosen rows, ascending."""
         if len(rows) == len(self):

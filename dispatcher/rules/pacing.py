@@ -6,8 +6,6 @@ read                  always                          under way: one batch more,
 answered              always                          it needs its sender no more, recorded or not
 recorded              always                          under way: one batch less
 resolved              most fresh events wait again    BEHIND: reading waits for the primaries, but for a probe
-                      more than SOME wait again       fresh batches go in the order of the logs
-                      fewer wait again                fresh batches go in random order
 taken, retry_recorded always                          under way: one batch of retries more, less
 hedged                always                          it counts among the hedged ones, not those under way
 hedged_recorded       always                          hedged: less by it
@@ -25,13 +23,13 @@ joined_in_vain        PAYS_FROM or more               each is looked up, at once
 
 What is asked         answer
 --------------------  ----------------------------------------------------------------------------------------
-may_read              AHEAD: enough is under way or hedged. FULL: no more events may wait. BEHIND. Else READ
+may_read              AHEAD: enough is under way, hedged or held. FULL: no more events may wait. BEHIND.
+                      Else READ
 has_room_to_hedge     whether hedged events may wait for their time: else they are taken up now
 may_retry, wait_s     whether, and in how many seconds, due retries may be sent
 may_wake              whether woken ones may: each sender can take one, whatever else is under way
 early                 how many may be tried before their time
-in_order              whether fresh batches go in the order of the logs: their primaries come in it. In random
-                      order most of what one datacenter sends another has done before, and the lookup says so
+hold_s                how long a fresh batch is held back at most: until its primaries are read
 lookup_pays           whether to look this batch up
 requests_max          how many requests may be on their way, at least 1
 
@@ -52,11 +50,16 @@ senders can take."""
 CATCHING_UP_EVENTS: Final = 16_384
 """So many waiting retries are a few batches: enough to see progress."""
 MOSTLY: Final = 0.75
-SOME: Final = 0.05
 PROBE_INTERVAL_S: Final = 0.5
 """Nothing else than a batch now and then tells that new events would fare better."""
 HEDGED_BYTES_MAX: Final = 64 << 20
 """Of lines that wait in memory for their home; as many events may as large batches are read ahead."""
+HELD_A_SENDER: Final = 2
+"""Batches that are held at a time, before reading waits for the event store."""
+HELD_S_MAX: Final = 2.0
+"""However far behind the event store is."""
+LIVE_S: Final = 60.0
+"""Younger events are never held: while an old log is read, what is new can be found all the same."""
 VAIN_RETRY_S: Final = 30e-6
 """What a retry in vain costs everybody, several times over."""
 VAIN_JOINED: Final = 0.1
@@ -133,9 +136,10 @@ class Pacing:
         self._resolved = self._resolved * keep + events
         self._again = self._again * keep + again
 
-    def may_read(self, waiting: int, now: float) -> Reading:
-        """`waiting`: events that wait for a retry. READ while behind is the probe: the next one waits."""
-        if not self._room(now):
+    def may_read(self, waiting: int, now: float, held: int = 0) -> Reading:
+        """`waiting`: events that wait for a retry; `held`: batches that are held back. READ while behind is
+        the probe: the next one waits."""
+        if not self._room(now) or held >= HELD_A_SENDER * self._senders:
             return Reading.AHEAD
         if waiting + self.fresh_events + self.hedged_events >= self._waiting_max:
             return Reading.FULL
@@ -145,9 +149,11 @@ class Pacing:
             self._probe_at = now + PROBE_INTERVAL_S
         return Reading.READ
 
-    @property
-    def in_order(self) -> bool:
-        return self._resolved == 0 or self._again > SOME * self._resolved
+    @staticmethod
+    def hold_s(newest_us: int, read_to_us: int, now_us: int) -> float:
+        """`newest_us`: of the batch; `read_to_us`: about up to where the primary logs are read."""
+        is_early = read_to_us < newest_us < now_us - LIVE_S * 1e6
+        return HELD_S_MAX if is_early else 0.0
 
     # Retries.
 

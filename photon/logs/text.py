@@ -17,6 +17,9 @@ LINGER_S: Final = 0.015
 """After something was found nobody looks for more for so long: what comes meanwhile is one text, one batch,
 one sync of each disk. A line that comes alone does not wait."""
 
+ALL_READ: Final = (1 << 63) - 1
+"""Logs are read up to this time (us): up to their ends, as far as is known."""
+
 Part = tuple[FileState, Chunk]
 Starts = npt.NDArray[np.int64]
 """Of lines, in the text."""
@@ -55,6 +58,12 @@ class Text:
     def parts_of(self, starts: Starts) -> Starts:
         """In which part each line stands."""
         return np.searchsorted(self._bases, starts, "right") - 1
+
+    def last_rows(self, starts: Starts) -> list[int | None]:
+        """The last line of each part; None where it has none."""
+        ends = np.searchsorted(starts, self._ends)
+        begins = np.concatenate(([0], ends[:-1]))
+        return [int(end) - 1 if end > begin else None for begin, end in zip(begins, ends, strict=True)]
 
     def offsets(self, starts: Starts) -> Starts:
         """Where each line stands in its file."""

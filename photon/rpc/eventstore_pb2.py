@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/eventstore.proto\x12\x14photon.eventstore.v1\";\n\rLookupRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06missed\x18\x03 \x01(\x08\"C\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\"8\n\nPutRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\r\n\x05store\x18\x03 \x01(\x0c\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x10\n\x0eMembersRequest\"X\n\x0fMembersResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hes\x18\x03 \x03(\t\x12\x15\n\rvirtual_nodes\x18\x04 \x01(\r\"3\n\x0f\x41nnounceRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\" \n\x0f\x41rrivalsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"1\n\x10\x41rrivalsResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x8f\x04\n\nEventStore\x12S\n\x06Lookup\x12#.photon.eventstore.v1.LookupRequest\x1a$.photon.eventstore.v1.LookupResponse\x12J\n\x03Put\x12 .photon.eventstore.v1.PutRequest\x1a!.photon.eventstore.v1.PutResponse\x12V\n\x07Members\x12$.photon.eventstore.v1.MembersRequest\x1a%.photon.eventstore.v1.MembersResponse\x12X\n\x08\x41nnounce\x12%.photon.eventstore.v1.AnnounceRequest\x1a%.photon.eventstore.v1.MembersResponse\x12Y\n\x08\x41rrivals\x12%.photon.eventstore.v1.ArrivalsRequest\x1a&.photon.eventstore.v1.ArrivalsResponse\x12S\n\x06Status\x12#.photon.eventstore.v1.StatusRequest\x1a$.photon.eventstore.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/eventstore.proto\x12\x14photon.eventstore.v1\";\n\rLookupRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06missed\x18\x03 \x01(\x08\"C\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\"8\n\nPutRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\r\n\x05store\x18\x03 \x01(\x0c\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x10\n\x0eMembersRequest\"X\n\x0fMembersResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hes\x18\x03 \x03(\t\x12\x15\n\rvirtual_nodes\x18\x04 \x01(\r\"3\n\x0f\x41nnounceRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"4\n\x0f\x41rrivalsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x12\n\nread_to_us\x18\x02 \x01(\x03\"E\n\x10\x41rrivalsResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x12\n\nread_to_us\x18\x03 \x01(\x03\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x8f\x04\n\nEventStore\x12S\n\x06Lookup\x12#.photon.eventstore.v1.LookupRequest\x1a$.photon.eventstore.v1.LookupResponse\x12J\n\x03Put\x12 .photon.eventstore.v1.PutRequest\x1a!.photon.eventstore.v1.PutResponse\x12V\n\x07Members\x12$.photon.eventstore.v1.MembersRequest\x1a%.photon.eventstore.v1.MembersResponse\x12X\n\x08\x41nnounce\x12%.photon.eventstore.v1.AnnounceRequest\x1a%.photon.eventstore.v1.MembersResponse\x12Y\n\x08\x41rrivals\x12%.photon.eventstore.v1.ArrivalsRequest\x1a&.photon.eventstore.v1.ArrivalsResponse\x12S\n\x06Status\x12#.photon.eventstore.v1.StatusRequest\x1a$.photon.eventstore.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,13 +46,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ANNOUNCEREQUEST']._serialized_start=381
   _globals['_ANNOUNCEREQUEST']._serialized_end=432
   _globals['_ARRIVALSREQUEST']._serialized_start=434
-  _globals['_ARRIVALSREQUEST']._serialized_end=466
-  _globals['_ARRIVALSRESPONSE']._serialized_start=468
-  _globals['_ARRIVALSRESPONSE']._serialized_end=517
-  _globals['_STATUSREQUEST']._serialized_start=519
-  _globals['_STATUSREQUEST']._serialized_end=534
-  _globals['_STATUSRESPONSE']._serialized_start=536
-  _globals['_STATUSRESPONSE']._serialized_end=566
-  _globals['_EVENTSTORE']._serialized_start=569
-  _globals['_EVENTSTORE']._serialized_end=1096
+  _globals['_ARRIVALSREQUEST']._serialized_end=486
+  _globals['_ARRIVALSRESPONSE']._serialized_start=488
+  _globals['_ARRIVALSRESPONSE']._serialized_end=557
+  _globals['_STATUSREQUEST']._serialized_start=559
+  _globals['_STATUSREQUEST']._serialized_end=574
+  _globals['_STATUSRESPONSE']._serialized_start=576
+  _globals['_STATUSRESPONSE']._serialized_end=606
+  _globals['_EVENTSTORE']._serialized_start=609
+  _globals['_EVENTSTORE']._serialized_end=1136
 # @@protoc_insertion_point(module_scope)

@@ -67,18 +67,22 @@ class AnnounceRequest(_message.Message):
     def __init__(self, address: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class ArrivalsRequest(_message.Message):
-    __slots__ = ("after",)
+    __slots__ = ("after", "read_to_us")
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    READ_TO_US_FIELD_NUMBER: _ClassVar[int]
     after: int
-    def __init__(self, after: _Optional[int] = ...) -> None: ...
+    read_to_us: int
+    def __init__(self, after: _Optional[int] = ..., read_to_us: _Optional[int] = ...) -> None: ...
 
 class ArrivalsResponse(_message.Message):
-    __slots__ = ("ids", "position")
+    __slots__ = ("ids", "position", "read_to_us")
     IDS_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    READ_TO_US_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     position: int
-    def __init__(self, ids: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...
+    read_to_us: int
+    def __init__(self, ids: _Optional[bytes] = ..., position: _Optional[int] = ..., read_to_us: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

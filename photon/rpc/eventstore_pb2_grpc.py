@@ -99,7 +99,8 @@ class EventStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Arrivals(self, request, context):
-        """Home only: answers once an event arrives that a lookup asked for before, or after some seconds.
+        """Home only: answers once an event arrives that a lookup asked for before, or the logs are read further, or
+        after some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

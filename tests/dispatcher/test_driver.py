@@ -1,5 +1,6 @@
 """Between the threads of a dispatcher: waiting batches, the gate of requests, recording on failing disks."""
 
+import dataclasses
 import errno
 import random
 import threading
@@ -9,13 +10,14 @@ import pytest
 
 from dispatcher.driver import Hedged, Recorder, WaitingBatches
 from dispatcher.ledger import Ledger, RetryQueue
-from dispatcher.rules.events import NO_EVENTS, Resolved, RetryBatch
-from dispatcher.rules.pacing import Pacing
+from dispatcher.rules.events import NO_EVENTS, FreshBatch, Resolved, RetryBatch
+from dispatcher.rules.pacing import HELD_S_MAX, Pacing
 from dispatcher.rules.verdicts import none_joined
 from dispatcher.sender import Answer, Gate
 from photon.core.clock import Backoff, ManualClock, SteadyClock
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Fate
+from photon.logs.text import ALL_READ
 from photon.logs.writer import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
 from tests.dispatcher.test_reader import Reading
@@ -96,39 +98,65 @@ def test_dead_letters_that_only_a_restart_can_mend_end_the_process(tmp_path, mon
     scene.ledger.close()
 
 
-def filled(rng_seed, fresh, retries=0, in_order=False):
-    waiting = WaitingBatches(random.Random(rng_seed), 100)
-    waiting.in_order = in_order
-    for batch in fresh:
-        waiting.put(batch)
-    for number in range(retries):
-        waiting.put(RetryBatch([b"%d" % number], NO_EVENTS))
-    waiting.close()
-    return waiting
+OLD_US = 1_700_000_000_000_000
+NOW_US = OLD_US + 3_600_000_000
+
+
+def fresh_batch(number, newest_us=0):
+    events = some_events(2, first=10 * number)
+    times = np.array([newest_us, newest_us - 1], "<i8").tobytes()
+    return FreshBatch(number, dataclasses.replace(events, times=times), [], [])
 
 
 def taken(waiting):
+    waiting.close()
     batches = []
     while (batch := waiting.take()) is not None:
         batches.append(batch)
     return batches
 
 
-def test_every_batch_is_taken_once_and_retries_come_first_and_in_order():
-    fresh = [object() for _ in range(20)]
-    order = taken(filled(1, fresh, retries=3))
-    assert [batch.keys for batch in order[:3]] == [[b"0"], [b"1"], [b"2"]]
-    assert sorted(map(id, order[3:])) == sorted(map(id, fresh))
+def test_retries_come_first_and_batches_go_in_the_order_of_the_logs():
+    waiting = WaitingBatches(100)
+    fresh = [fresh_batch(number) for number in range(20)]
+    retries = [RetryBatch([b"%d" % number], NO_EVENTS) for number in range(3)]
+    for batch in fresh:
+        waiting.put(batch)
+    for batch in retries:
+        waiting.put(batch)
+    assert taken(waiting) == [*retries, *fresh]
 
 
-def test_two_datacenters_send_the_same_batches_in_different_orders():
-    fresh = [object() for _ in range(20)]
-    assert taken(filled(1, fresh)) != taken(filled(2, fresh))
+def test_a_batch_is_held_until_the_event_store_has_read_so_far_and_others_go_first():
+    waiting = WaitingBatches(100)
+    waiting.read_to(OLD_US)
+    late, soon, read, live = (
+        fresh_batch(number, newest_us)
+        for number, newest_us in enumerate((OLD_US + 200, OLD_US + 100, OLD_US, NOW_US - 1_000_000))
+    )
+    for batch in (late, soon, read, live):
+        waiting.put(batch, 5.0, NOW_US)
+    assert waiting.held == 2
+    assert [waiting.take(), waiting.take()] == [read, live]
+    waiting.read_to(OLD_US + 150)
+    assert (waiting.take(), waiting.held) == (soon, 1)
+    waiting.put(other := fresh_batch(9, OLD_US + 150), 5.0, NOW_US)
+    assert waiting.take() is other
+    waiting.read_to(ALL_READ)
+    assert (waiting.take(), waiting.held) == (late, 0)
 
 
-def test_batches_go_in_order_while_their_primaries_are_still_being_read():
-    fresh = [object() for _ in range(20)]
-    assert taken(filled(1, fresh, in_order=True)) == fresh
+def test_no_batch_is_held_for_long_and_none_is_left_behind():
+    waiting = WaitingBatches(100)
+    waiting.read_to(0)
+    first, second, third = (fresh_batch(number, OLD_US) for number in range(3))
+    waiting.put(first, 5.0, NOW_US)
+    waiting.put(second, 6.0, NOW_US)
+    assert waiting.next_due == 5.0 + HELD_S_MAX
+    waiting.release(5.0 + HELD_S_MAX)
+    assert (waiting.take(), waiting.held, waiting.next_due) == (first, 1, 6.0 + HELD_S_MAX)
+    waiting.put(third, 7.0, NOW_US)
+    assert taken(waiting) == [second, third]
 
 
 def hedged(due: float, first: int = 0, events: int = 10) -> Hedged:
@@ -137,14 +165,14 @@ def hedged(due: float, first: int = 0, events: int = 10) -> Hedged:
 
 
 def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together():
-    waiting = WaitingBatches(random.Random(1), 25)
+    waiting = WaitingBatches(25)
     early, late = [hedged(1.0), hedged(1.0), hedged(1.0)], hedged(2.0)
     for one in (*early, late):
         waiting.hedge(one)
     assert waiting.next_due == 1.0
     waiting.release(1.5)
     assert waiting.next_due == 2.0
-    fresh = object()
+    fresh = fresh_batch(0)
     waiting.put(fresh)
     assert waiting.take() is fresh
     assert waiting.take() == early[:2], "no more events than a batch has"
@@ -155,13 +183,6 @@ def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together
     assert waiting.take() == [late], "nor what a sender still had in hand"
     assert waiting.take() is None
     assert waiting.next_due == float("inf")
-
-
-def test_batches_go_in_order_where_other_datacenters_join_their_share():
-    fresh = [object() for _ in range(20)]
-    waiting = filled(1, fresh)
-    waiting.in_turn = True
-    assert taken(waiting) == fresh
 
 
 def gate(senders: int, clock: ManualClock) -> Gate:

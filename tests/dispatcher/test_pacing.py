@@ -5,6 +5,8 @@ import pytest
 from dispatcher.rules.pacing import (
     CATCHING_UP_EVENTS,
     HEDGED_BYTES_MAX,
+    HELD_A_SENDER,
+    HELD_S_MAX,
     PATIENCE_S,
     PAUSE_S_MAX,
     PAUSE_S_MIN,
@@ -17,9 +19,11 @@ from dispatcher.rules.pacing import (
     Pacing,
     Reading,
 )
+from photon.logs.text import ALL_READ
 
 READ, AHEAD, FULL, BEHIND = Reading.READ, Reading.AHEAD, Reading.FULL, Reading.BEHIND
 MANY = CATCHING_UP_EVENTS
+HOUR_US = 3_600_000_000
 FULL_BATCH, LONG_LINES, FEW_LINES = (4_000, 600_000), (10, 900_000), (20, 3_000)
 
 
@@ -84,26 +88,21 @@ def test_no_more_may_wait_than_are_allowed_to(waiting, under_way, may):
 
 
 @pytest.mark.parametrize(
-    ("told", "waiting", "may", "in_order"),
+    ("told", "waiting", "may"),
     [
-        ([], MANY, READ, True),
-        ([(4096, 4000)], MANY - 1, READ, True),
-        ([(4096, 4000)], MANY, BEHIND, True),
-        ([(4096, 4000), (4096, 1000)], MANY, READ, True),
-        ([(10, 4)] * 100, 500_000, READ, True),
-        ([(10, 10)] * 6 + [(40, 0)], MANY, READ, True),
-        ([(4096, 300)], MANY, READ, True),
-        ([(4096, 200)], MANY, READ, False),
+        ([], MANY, READ),
+        ([(4096, 4000)], MANY - 1, READ),
+        ([(4096, 4000)], MANY, BEHIND),
+        ([(4096, 4000), (4096, 1000)], MANY, READ),
+        ([(10, 4)] * 100, 500_000, READ),
+        ([(10, 10)] * 6 + [(40, 0)], MANY, READ),
     ],
 )
-def test_while_most_fresh_events_wait_reading_does_too_and_some_that_wait_keep_the_order(
-    told, waiting, may, in_order
-):
+def test_while_most_fresh_events_wait_reading_does_too(told, waiting, may):
     pacing = paced()
     pacing.may_read(MANY, 0.0)
     for events, again in told:
         pacing.resolved(events, again)
-    assert pacing.in_order is in_order
     if may is BEHIND:
         assert pacing.may_read(waiting, 1.0) is READ, "a probe"
         assert pacing.may_read(waiting, 1.0 + PROBE_INTERVAL_S * 0.9) is BEHIND
@@ -245,3 +244,26 @@ def test_hedged_events_count_among_those_that_may_wait():
     pacing.hedged(600, 1)
     assert pacing.may_read(399, 0.0) is READ
     assert pacing.may_read(400, 0.0) is FULL
+
+
+@pytest.mark.parametrize(
+    ("newest_us", "read_to_us", "held_s"),
+    [
+        (1_000, 999, HELD_S_MAX),
+        (1_000, 1_000, 0.0),
+        (HOUR_US - 59_000_000, 1_000, 0.0),
+        (HOUR_US - 61_000_000, 1_000, HELD_S_MAX),
+        (HOUR_US - 61_000_000, ALL_READ, 0.0),
+        (2 * HOUR_US, 1_000, 0.0),
+    ],
+)
+def test_what_is_older_than_a_minute_waits_for_the_event_store_to_read_its_primaries(
+    newest_us, read_to_us, held_s
+):
+    assert Pacing.hold_s(newest_us, read_to_us, HOUR_US) == held_s
+
+
+def test_few_batches_are_read_while_others_are_held():
+    pacing = paced(senders=2)
+    assert pacing.may_read(0, 0.0, 2 * HELD_A_SENDER - 1) is READ
+    assert pacing.may_read(0, 0.0, 2 * HELD_A_SENDER) is AHEAD

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from photon.core.fates import Fate
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary
 from photon.logs.formats import JsonLines
+from photon.logs.text import LINGER_S
 from tests.dispatcher.fakes import clicks, lines
 
 
@@ -204,3 +206,30 @@ def test_a_log_that_was_cut_under_its_writer_loses_no_line_behind_the_hole(tmp_p
     batches = [batch for _ in range(3) for batch in reading.all()]
     assert [line for batch in batches for line in batch.events.lines] == events[1:]
     assert not any(batch.malformed for batch in batches)
+
+
+def test_a_line_that_comes_alone_is_read_at_once_and_those_that_follow_it_together(tmp_path):
+    reading = Reading(tmp_path)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(clicks(0, 1))
+    assert [len(batch.events) for batch in reading.all()] == [1]
+    for number in range(1, 4):
+        with path.open("ab") as log:
+            log.write(clicks(number, number + 1))
+        reading.clock.advance(LINGER_S / 4)
+        assert not reading.reader.look()
+        assert reading.reader.next_batch() is None
+    assert [len(batch.events) for batch in reading.all()] == [3]
+
+
+def test_the_logs_advance_together_by_event_time(tmp_path):
+    """A log of few events covers as much time as one of many."""
+    for name, count in (("busy", 4_000), ("quiet", 400)):
+        step = 4_000_000 // count
+        events = [{"id": f"{name}{n}", "primary_id": "q", "ts_us": 1 + n * step} for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(events))
+    reading = Reading(tmp_path, chunk_bytes=4096, line_bytes_max=4096)
+    times = np.concatenate([np.frombuffer(batch.events.times, "<i8") for batch in reading.all()])
+    assert len(times) == 4_400
+    chunk_of_the_quiet_us = 1_000_000
+    assert (np.maximum.accumulate(times) - times).max() <= chunk_of_the_quiet_us

@@ -7,11 +7,12 @@ from queue import SimpleQueue
 import pytest
 
 from dispatcher.rules.awaited import Awaited
-from dispatcher.rules.events import due_us_of
+from dispatcher.rules.events import Events, due_us_of
 from dispatcher.rules.pacing import Pacing
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined
 from photon.core.ids import IdPacker
+from photon.logs.text import ALL_READ
 from tests.dispatcher.fakes import adds_up, click_number, clicks, fast_settings, some_events
 from tests.dispatcher.test_retries import Queue, numbers
 from tests.waiting import wait_until
@@ -148,6 +149,7 @@ class FakeEventStore:
 
     def __init__(self):
         self.calls = []
+        self.read_to_us = ALL_READ
         self.closed = False
         self._answers = SimpleQueue()
 
@@ -157,12 +159,16 @@ class FakeEventStore:
     def fails(self):
         self._answers.put(UnavailableError("away"))
 
-    def arrivals(self, after):
+    def has_read_to(self, time_us):
+        self.read_to_us = time_us
+        self._answers.put(b"")
+
+    def arrivals(self, after, read_to_us):
         self.calls.append(after)
         answer = self._answers.get()
         if isinstance(answer, Exception):
             raise answer
-        return after + 1, answer
+        return after + 1, self.read_to_us, answer
 
     def close(self):
         self.closed = True
@@ -212,6 +218,20 @@ def test_a_click_is_joined_when_its_query_arrives_not_when_its_backoff_ends(late
     status = late.server.status()
     assert (status["woken"], status["pending"], adds_up(status)) == (2, 8, True)
     assert sorted(late.site.joiner.handed.values()) == [1] * 8 + [2] * 2
+
+
+def test_old_clicks_are_sent_when_the_event_store_has_read_the_logs_as_far_as_they_are(late):
+    """Catching up, clicks are read faster than queries: each would be sent in vain, put by and sent again."""
+    newest_us = Events.newest_us.fget(some_events(10))
+    late.eventstore.has_read_to(newest_us - 1)
+    wait_until(lambda: len(late.eventstore.calls) > 1)
+    late.there.update(range(10))
+    late.click(0, 10)
+    wait_until(lambda: late.server.status()["in_flight"] == 10)
+    assert not late.site.joiner.handed
+    late.eventstore.has_read_to(newest_us)
+    late.await_joined(10)
+    assert set(late.site.joiner.handed.values()) == {1}
 
 
 def test_a_query_that_arrives_while_its_click_is_at_the_joiner_is_not_missed(late):

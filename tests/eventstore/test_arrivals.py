@@ -13,6 +13,7 @@ from photon.core.columns import split_ids
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Found
 from photon.core.settings import parse_settings
+from photon.logs.text import ALL_READ
 from tests.eventstore.kit import append, line, pack, serve
 from tests.waiting import wait_until
 
@@ -25,8 +26,16 @@ def told(arrivals, position=0):
     """What is known of since `position`; it does not wait."""
     ended = threading.Event()
     ended.set()
-    position, found = arrivals.after(position, ended, 0.0)
+    position, _, found = arrivals.after(position, 0, ended, 0.0)
     return position, set(split_ids(found))
+
+
+def heard(client, position):
+    """The next answer that has other arrivals, without what it says of how far the logs are read."""
+    while True:
+        now, _, found = client.arrivals(position, ALL_READ)
+        if now != position:
+            return now, found
 
 
 def test_only_what_was_asked_for_in_vain_is_told_of_once():
@@ -71,7 +80,7 @@ def test_those_who_wait_are_bounded_and_all_end_when_it_closes():
 
     def listen():
         try:
-            arrivals.after(position, threading.Event(), 60.0)
+            arrivals.after(position, 0, threading.Event(), 60.0)
         except UnavailableError as error:
             answers.append(str(error))
 
@@ -87,13 +96,33 @@ def test_those_who_wait_are_bounded_and_all_end_when_it_closes():
     assert answers == ["the event store stops; ask again later"] * 2
 
 
+def test_who_waits_is_told_how_far_the_logs_are_read():
+    arrivals = Arrivals()
+    position, _ = told(arrivals)
+    answers = []
+
+    def listen():
+        answers.append(arrivals.after(position, 0, threading.Event(), 60.0))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    wait_until(lambda: arrivals._listeners)
+    arrivals.read_to(0)  # as it was
+    assert not answers
+    arrivals.read_to(5)
+    thread.join(30)
+    assert answers == [(position, 5, b"")]
+    ended = threading.Event()
+    assert arrivals.after(position, 0, ended, 60.0) == (position, 5, b""), "at once: it did not know that"
+
+
 def listening(client, position):
     """A call under way; its answer is put into the list."""
     answers = []
 
     def listen():
         try:
-            answers.append(client.arrivals(position))
+            answers.append(heard(client, position))
         except UnavailableError as error:
             answers.append(error)
 
@@ -103,7 +132,7 @@ def listening(client, position):
 
 
 def test_a_call_waits_for_a_line_that_was_looked_for_before_it_was_logged(root, home, client):
-    position, nothing = client.arrivals(0)
+    position, nothing = heard(client, 0)
     assert (list(client.lookup(pack("late"))[0]), nothing) == ([Found.ABSENT], b"")
     thread, answers = listening(client, position)
     wait_until(lambda: home._arrivals._listeners)
@@ -115,7 +144,7 @@ def test_a_call_waits_for_a_line_that_was_looked_for_before_it_was_logged(root, 
 
 
 def test_a_line_that_comes_while_it_is_looked_for_is_told_of(root, home, client):
-    position, _ = client.arrivals(0)
+    position, _ = heard(client, 0)
     search = home._logs.get_many
 
     def slow_search(keys):
@@ -126,13 +155,13 @@ def test_a_line_that_comes_while_it_is_looked_for_is_told_of(root, home, client)
 
     home._logs.get_many = slow_search
     assert client.lookup(pack("late"))[1] == [b""]
-    assert client.arrivals(position) == (position + 1, pack("late"))
+    assert heard(client, position) == (position + 1, pack("late"))
 
 
 def test_what_is_sent_past_the_logs_and_what_a_cache_process_missed_is_told_of(root, home, client):
     client.lookup(pack("put"))
     client.put(pack("put"), [line("put")])
-    position, found = client.arrivals(0)
+    position, found = heard(client, 0)
     assert found == pack("put")
     settings = parse_settings({"logs": {"scan_interval_s": 0.05}})
     cache = CacheServer(settings, "127.0.0.1:0", home.listen, SystemClock())
@@ -142,22 +171,22 @@ def test_what_is_sent_past_the_logs_and_what_a_cache_process_missed_is_told_of(r
     wait_until(lambda: client.lookup(pack("nobody")) and client._view.caches)
     assert set(client.lookup(wanted)[1]) == {b""}
     append(root / "logs" / "a.jsonl", *map(line, idents))
-    heard = set()
-    while len(heard) < len(idents):
-        position, found = client.arrivals(position)
-        heard |= set(split_ids(found))
-    assert heard == set(split_ids(wanted))
+    told_of = set()
+    while len(told_of) < len(idents):
+        position, found = heard(client, position)
+        told_of |= set(split_ids(found))
+    assert told_of == set(split_ids(wanted))
     cache.stop()
 
 
 def test_open_calls_keep_no_lookup_waiting_and_a_stop_ends_them_at_once(root):
     server = serve(root)
     clients = [EventStoreClient(server.listen, 10.0) for _ in range(2)]
-    position, _ = clients[0].arrivals(0)
+    position, _ = heard(clients[0], 0)
     calls = [listening(client, position) for client in clients]
     wait_until(lambda: len(server._arrivals._listeners) == 2)
     with pytest.raises(OverloadedError):
-        clients[0].arrivals(position)
+        heard(clients[0], position)
     assert clients[0].lookup(pack("x"))[1] == [b""]
     clients[1].close()  # that end of it, too
     wait_until(lambda: len(server._arrivals._listeners) == 1)
@@ -168,23 +197,23 @@ def test_open_calls_keep_no_lookup_waiting_and_a_stop_ends_them_at_once(root):
         thread.join(30)
         assert isinstance(answers[0], UnavailableError)
     with pytest.raises(UnavailableError, match="closed"):
-        clients[1].arrivals(position)
+        heard(clients[1], position)
     clients[0].close()
 
 
 def test_a_client_goes_on_after_the_event_store_was_started_anew(root):
     server = serve(root)
     client = EventStoreClient(server.listen, 10.0)
-    position, _ = client.arrivals(0)
+    position, _ = heard(client, 0)
     server.stop()
     with pytest.raises(UnavailableError):
-        client.arrivals(position)
+        heard(client, position)
     again = serve(root, listen=server.listen)
     wait_until(lambda: _looked_up(client, pack("late")))
     append(root / "logs" / "a.jsonl", line("late"))
     found = b""
     while not found:
-        position, found = client.arrivals(position)
+        position, found = heard(client, position)
     assert found == pack("late")
     client.close()
     again.stop()

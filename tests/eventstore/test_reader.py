@@ -13,6 +13,7 @@ from photon.core.clock import ManualClock
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Found
 from photon.core.settings import Logs
+from photon.logs.text import ALL_READ
 from tests.eventstore.kit import Parts, append, line, make_format, pack
 from tests.waiting import wait_until
 
@@ -369,6 +370,23 @@ def test_logs_of_many_servers_advance_together_by_event_time(logs, tmp_path, ids
     parts.read_all()
     one_chunk_of_the_quiet = 4096 / sizes["quiet.jsonl"]
     assert max(apart) <= 1.5 * one_chunk_of_the_quiet
+
+
+def test_it_tells_how_far_all_logs_are_read(logs, tmp_path):
+    for name in ("a", "b"):
+        append(
+            logs / f"{name}.jsonl",
+            *[b'{"id":"%s%d","ts_us":%d}' % (name.encode(), n, n) for n in range(1, 301)],
+        )
+    append(logs / "timeless.jsonl", *map(line, (f"opaque-{n}" for n in range(300))))
+    told = []
+    parts = Parts(tmp_path, logs_settings=Logs(scan_interval_s=0.01, chunk_bytes=4096, line_bytes_max=4096))
+    reader = parts.reader
+    reader.on_read = told.append
+    reader._stopping.is_set = lambda: bool(reader._group.bytes)  # a step is one text
+    parts.read_all()
+    assert told == sorted(told) and told[0] == 0 and told[-1] == ALL_READ
+    assert {*range(1, 300)}.intersection(told)
 
 
 def test_many_small_files_go_into_few_transactions(logs, tmp_path):
