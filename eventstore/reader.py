@@ -144,10 +144,10 @@ class Reader:
         return worked
 
     def _read_to_us(self) -> int:
-        """Of a log that says no times nothing is known: it does not count."""
+        """A log that says no times, or can't be read, does not count."""
         if self.caught_up:
             return ALL_READ
-        return min((self._newest.get(one.number, 0) for one in self.follower.behind()), default=ALL_READ)
+        return min((self._newest.get(one.number, 0) for one in self.follower.growing()), default=ALL_READ)
 
     @property
     def is_up_to_date(self) -> bool:

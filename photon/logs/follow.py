@@ -227,10 +227,14 @@ class LogFollower:
             self._caught_up = True
         return None
 
+    def growing(self) -> list[FileState]:
+        """Files of which something is known that was not read."""
+        return [file.state for _, _, file in self._growing if not file.state.gone]
+
     def behind(self) -> list[FileState]:
-        """Files of which something is known that was not read, or could not be."""
-        growing = (file for _, _, file in self._growing)
-        return [file.state for file in {*growing, *self._failed} if not file.state.gone]
+        """The same, and those that could not be read."""
+        failed = (file.state for file in self._failed if not file.state.gone)
+        return list({state.number: state for state in (*self.growing(), *failed)}.values())
 
     def advanced(self, number: int, offset: int) -> FileState:
         """The state of a file whose events before `offset` are taken care of; the owner keeps it.
