@@ -41,18 +41,52 @@ class Entries:
         """Sorted hashes -> the rows of their first entries, -1 where there is none."""
         if not len(self):
             return np.full(len(wanted), -1, np.int64)
-        rows = np.searchsorted(self.hashes, wanted)
+        rows = lower_bounds(self.hashes, wanted)
         rows[rows == len(self)] = 0
         rows[self.hashes[rows] != wanted] = -1
         return rows
 
     def find_all(self, wanted: Hashes) -> tuple[Ints, Places]:
         """Sorted hashes -> the places of all their entries, and whose each is."""
-        low = np.searchsorted(self.hashes, wanted)
+        low = lower_bounds(self.hashes, wanted)
         counts = np.searchsorted(self.hashes, wanted, "right") - low
         begins = np.cumsum(counts) - counts
         rows = np.arange(int(counts.sum())) + np.repeat(low - begins, counts)
         return np.repeat(np.arange(len(wanted)), counts), self.places[rows]
+
+
+GREAT: Final = 1 << 21
+"""From so many hashes on a guess is cheaper than a search: see lower_bounds."""
+_GUESSES: Final = 3
+_AROUND: Final = 32
+
+
+def lower_bounds(hashes: Hashes, wanted: Hashes) -> Ints:
+    """Sorted hashes and W sorted others -> for each of these the row of the first that is not less.
+
+    Hashes are spread evenly, so a row can be guessed, and the guess bettered by what stands there. A search
+    looks at twenty places one after the other, most of them in no cache; guesses look at four, and for all
+    that are wanted at once. Where they are wrong, as for a hash that stands there often, it searches.
+    """
+    count, last = len(hashes), len(hashes) - 1
+    if count < GREAT:
+        return np.asarray(np.searchsorted(hashes, wanted))
+    scale, aims = count / 2.0**64, wanted.astype(np.float64)
+    rows = np.minimum((aims * scale).astype(np.int64), last)
+    for _ in range(_GUESSES):
+        rows += np.rint((aims - hashes[rows]) * scale).astype(np.int64)
+        np.clip(rows, 0, last, out=rows)
+    low: Ints = np.maximum(rows - _AROUND, 0)
+    high: Ints = np.minimum(rows + _AROUND, count)
+    for _ in range((2 * _AROUND).bit_length()):
+        middle = (low + high) >> 1
+        is_less = (hashes[np.minimum(middle, last)] < wanted) & (low < high)
+        np.copyto(low, middle + 1, where=is_less)
+        np.copyto(high, middle, where=~is_less)
+    is_wrong = (low > 0) & (hashes[np.maximum(low - 1, 0)] >= wanted)
+    is_wrong |= (low < count) & (hashes[np.minimum(low, last)] < wanted)
+    low[is_wrong] = np.searchsorted(hashes, wanted[is_wrong])
+    return low
 
 
 def entries_of(hashes: Hashes, files: Ints, starts: Ints, lengths: Ints) -> tuple[Entries, Ints]:

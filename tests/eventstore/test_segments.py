@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from eventstore import log_file_map as maps
 from eventstore.log_file_map import Counts, LogFileMap, Rows
+from eventstore.rules import entries
 from eventstore.rules.entries import (
     FAN,
     PLACE,
@@ -152,6 +153,32 @@ def test_tables_answer_as_a_list_of_all_rows_would(tables, live):
         whose, places = all_places(asked, wanted, live)
         found = list(zip(whose.tolist(), places["offset"].tolist()))
         assert found == [(n, start) for n, starts in expected.items() for start in starts]
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5) | st.just(2**63), min_size=1, max_size=300),
+    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 5), max_size=30),
+)
+def test_a_guessed_row_is_the_one_that_a_search_finds(stand, others):
+    hashes = np.sort(np.array(stand, np.uint64))
+    wanted = np.sort(np.array([*others, *stand[:20]], np.uint64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entries, "GREAT", 1)
+        patch.setattr(entries, "_AROUND", 2)
+        found = entries.lower_bounds(hashes, wanted)
+    assert found.tolist() == np.searchsorted(hashes, wanted).tolist()
+
+
+def test_rows_of_many_even_hashes_are_guessed_and_none_is_searched_for(monkeypatch):
+    hashes = np.arange(0, 2**64, 2**40, dtype=np.uint64) + np.uint64(17)
+    wanted = hashes[::1000] + np.uint64(1)
+    expected = np.searchsorted(hashes, wanted)
+    monkeypatch.setattr(entries, "GREAT", len(hashes))
+    searched = []
+    real = np.searchsorted
+    monkeypatch.setattr(np, "searchsorted", lambda a, v: searched.append(len(v)) or real(a, v))
+    assert entries.lower_bounds(hashes, wanted).tolist() == expected.tolist()
+    assert searched == [0]
 
 
 @given(st.lists(st.integers(1, 10), max_size=10))
