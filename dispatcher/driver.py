@@ -187,15 +187,16 @@ class Driver:
             sent = self._send_woken()
             sent = self._send_retries() or sent
             sent = self._send_fresh() or sent
-            if not sent:
+            lingers_s = self._reader.looks_at - self._clock.monotonic()
+            if not sent and lingers_s > 0:
+                self._stopping.wait(lingers_s)  # whatever wakes it meanwhile: all that goes together
+            elif not sent:
                 self._wake.wait(self._wait_s())
 
     def _wait_s(self) -> float:
         due_us = self._retries.next_due_us
         longest_s = self._reader.follower.patience_s if self._caught_up else self._poll_interval_s
         now = self._clock.monotonic()
-        if self._reader.looks_at > now:
-            longest_s = self._reader.looks_at - now
         longest_s = max(_WAIT_S_MIN, min(longest_s, self._to_send.next_due - now))
         with self._gate.pacing() as pacing:
             pause_s = pacing.wait_s(now)
