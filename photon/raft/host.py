@@ -346,8 +346,8 @@ class RaftHost:
     def frame(self, peer: str, group: int, message: bytes) -> None:
         replica = self._replicas.get(group)
         if replica is not None:
-            self._touched.add(group)
-            replica.receive(peer, message)
+            if replica.receive(peer, message):
+                self._touched.add(group)
         elif not self._unknown_group_told:
             self._unknown_group_told = True
             _log.warning("raft %s: %s speaks of group %d, which is not hosted here", self._node, peer, group)

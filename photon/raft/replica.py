@@ -264,18 +264,27 @@ class Replica:
 
     # -- what the host calls ----------------------------------------------------------------------------
 
-    def receive(self, peer: str, data: bytes) -> None:
-        """A message of a peer. Raises MessageError for bytes that are none."""
+    def receive(self, peer: str, data: bytes) -> bool:
+        """A message of a peer; whether a turn is due because of it. Raises MessageError for bytes that are
+        none."""
         message = decode(data)
         if self._founding.waits():
-            return  # as if it were lost on its way: a leader, where there is one, will send it again
+            return True  # as if it were lost on its way: a leader, where there is one, will send it again
         kind = message["type"]
         if kind == NEXT_NODE_IDX:
             self._on_ack(peer, message)
+            return not self._has_all(peer)
         elif kind == APPEND_ENTRIES:
             self._follower.receive(peer, message)
         else:
             self._elections.receive(peer, message)
+        return True
+
+    def _has_all(self, peer: str) -> bool:
+        """It follows this leader to the end of the log, and all of that is applied here, as after most
+        heartbeats."""
+        core, last = self.core, self._journal.last_index
+        return core.is_leader and last == core.applied_index == core.match_index(peer)
 
     def tick(self) -> None:
         """One turn. Raises StorageError, StateMachineError: then the replica must be abandoned."""
