@@ -1,24 +1,22 @@
 """The feeder of `photon dev` and of benchmarks: generated events for several datacenters at once.
 
+It writes the same events to the logs of several datacenters. Each has its own copy, which reaches it up to
+`copy_delay_s_max` late, as copies of logs do. Where a disk is full it waits for room and makes no events
+meanwhile.
+
     python -m photon.dev.feeder ARGUMENTS     (JSON, the fields of Feed)
 
-writes the same events to the logs of several datacenters until SIGTERM, then what was held back. Each
-datacenter has its own copy, which reaches it up to `copy_delay_s_max` late, as copies of logs do. Where a
-disk is full it waits for room and makes no events meanwhile. It says so on stdout, and why it ends if nobody
-told it to (ERROR_MARK): its log may be on that disk.
+does so in a process of its own, for benchmarks, and prints the fields of Fed.
 """
 
 import json
-import os
 import random
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,19 +24,15 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from photon.cluster.supervisor import child_environment, die_with_parent, last_message
 from photon.core.clock import SystemClock
 from photon.core.disk import storage_errors
-from photon.core.errors import DiskFullError, PhotonError, StorageError
-from photon.core.signals import on_signals
+from photon.core.errors import DiskFullError, StorageError
 from photon.dev.generated_live import TICK_S, LiveEvents, Times, ticks
 from photon.dev.generated_logs import CLICKS, QUERIES, SIDES, Ints, Mix, Stream, heads
 
 T = TypeVar("T")
 
-COMMAND: Final = (sys.executable, "-m", "photon.dev.feeder")
 END_S_MAX: Final = 10.0
-ERROR_MARK: Final = "photon: "
 ROOM_RETRY_S: Final = 0.5
 COPY_DELAY_S_MAX: Final = 0.5
 EARLY: Final = 0.01
@@ -72,97 +66,33 @@ class Fed:
     late_ms: float
 
 
-class FeederEndedError(PhotonError):
-    """It has ended before it was told to, or without its last events."""
-
-
 class Feeder:
-    """Starts it; it dies with this process."""
+    """Feeds in a thread of its own, which ends with this process."""
 
-    def __init__(
-        self, directories: Sequence[Path], queries_per_s: float, clicks_per_s: float, seed: int, log: Path
-    ) -> None:
-        plan = Feed(
-            [str(path) for path in directories],
-            queries_per_s,
-            clicks_per_s,
-            seed,
-            copy_delay_s_max=COPY_DELAY_S_MAX,
-            early=EARLY,
-            repeated=REPEATED,
-        )
-        self._directories, self._life_before = plan.directories, max(map(last_life, plan.directories))
-        self._log = log
-        self._log_start = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [*COMMAND, json.dumps(asdict(plan))],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                bufsize=0,
-                env=child_environment(),
-                start_new_session=True,
-            )
-        assert self._process.stdout is not None, "a pipe"
-        self._told = self._process.stdout
-        os.set_blocking(self._told.fileno(), False)
-        self._rest, self._error = b"", ""
+    def __init__(self, plan: Feed) -> None:
+        self.failed = ""
+        """Why it has ended by itself, or without its last events; "": it has not."""
         self.notices: list[str] = []
-        """What it has to say for a person; the caller takes them after `check`."""
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def has_begun(self) -> bool:
-        """Whether its files are there: its time counts from then on."""
-        return all(last_life(directory) > self._life_before for directory in self._directories)
-
-    def check(self) -> None:
-        """FeederEndedError if it has ended by itself."""
-        status = self._process.poll()
-        self._listen(ended=status is not None)
-        if status is not None:
-            raise FeederEndedError(self._why(status))
+        """What it has to say for a person; the caller takes them."""
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=[plan], name="feeder", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """It writes what it holds back, and ends. FeederEndedError if it had ended already, or could not."""
-        self.check()
-        self._process.terminate()
+        """It writes what it holds back, and ends."""
+        self._stopped.set()
+        self._thread.join(END_S_MAX)
+        if self._thread.is_alive():
+            self.failed = (
+                f"the feeder did not write its last events within {END_S_MAX:g} s; its logs may lack queries "
+                "of their clicks"
+            )
+
+    def _run(self, plan: Feed) -> None:
         try:
-            status = self._process.wait(END_S_MAX)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise FeederEndedError(
-                f"the feeder did not write its last events within {END_S_MAX:.0f} s and was killed; its logs "
-                "may lack queries of their clicks"
-            ) from None
-        self._listen(ended=True)
-        if status not in (0, -signal.SIGTERM):  # by the signal: told before it had begun
-            raise FeederEndedError(self._why(status))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._listen(ended=True)
-
-    def _listen(self, ended: bool) -> None:
-        if self._told.closed:
-            return
-        *lines, self._rest = (self._rest + (self._told.read() or b"")).split(b"\n")
-        for line in (line.decode("utf-8", "replace") for line in lines):
-            if line.startswith(ERROR_MARK):
-                self._error = line.removeprefix(ERROR_MARK)
-            else:
-                self.notices.append(f"the feeder: {line}")
-        if ended:
-            self._told.close()
-
-    def _why(self, status: int) -> str:
-        if status < 0:
-            return f"the feeder was killed by signal {-status}"
-        return f"the feeder (exit status {status}): {self._error or last_message(self._log, self._log_start)}"
+            feed(plan, self._stopped, self.notices.append)
+        except Exception as error:  # whatever it is, nothing more is fed
+            self.failed = f"the feeder: {error or repr(error)}"
 
 
 class DatacenterLogs:
@@ -307,19 +237,11 @@ def feed(plan: Feed, stopped: threading.Event, tell: Callable[[str], None]) -> F
 
 
 def main() -> None:
-    """Exit status 1 where a log can't be written. Prints the fields of Fed if its time was over."""
-    die_with_parent()
-    stopped = threading.Event()
-    on_signals(stopped.set, signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tell = partial(print, flush=True)
+    """Exit status 1 where a log can't be written."""
     try:
-        fed = feed(Feed(**json.loads(sys.argv[1])), stopped, tell)
+        print(json.dumps(asdict(feed(Feed(**json.loads(sys.argv[1])), threading.Event(), sys.exit))))
     except StorageError as error:
-        tell(f"{ERROR_MARK}{error}")
-        sys.exit(1)
-    if not stopped.is_set():
-        tell(json.dumps(asdict(fed)))
+        sys.exit(f"photon: {error}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from photon.cluster.topology import Topology
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
-from photon.dev.feeder import Feeder, FeederEndedError
+from photon.dev.feeder import COPY_DELAY_S_MAX, EARLY, REPEATED, Feed, Feeder
 from photon.dev.plan import REPLICAS, fed_datacenters, logs_of, make_logs, plan_dev
 from photon.dev.view import Look, PipelineFigures, View, Window, figures_of
 
@@ -174,8 +174,7 @@ class _Run:
                 self._feed(loop)
                 self._finish(loop)
             finally:
-                if self._feeder is not None:
-                    self._feeder.kill()
+                self._end_feed()
             self.course.restarts = self._cluster.supervisor.restarts()
 
     def _await_up(self, loop: RunLoop) -> None:
@@ -196,51 +195,39 @@ class _Run:
         job = self._job
         fed = fed_datacenters(self._topology, job.work)
         if fed and not self._told_to_stop:
-            directories = [logs_of(job.work, name) for name in fed]
-            log = job.work / "logs" / "feed.log"
-            self._feeder = feeder = Feeder(directories, job.queries_per_s, job.clicks_per_s, job.seed, log)
-            self._until(loop, "starting", lambda _: self._has_begun(feeder))
-            self._began = time.monotonic()
+            logs = [str(logs_of(job.work, name)) for name in fed]
+            shares = {"copy_delay_s_max": COPY_DELAY_S_MAX, "early": EARLY, "repeated": REPEATED}
+            self._feeder = Feeder(Feed(logs, job.queries_per_s, job.clicks_per_s, job.seed, **shares))
         if not self._told_to_stop:
             self._until(loop, "running", lambda _: self._is_fed())
         self._was_told = bool(self._told_to_stop)
         self.course.seconds = self._seconds
-        if self._feeder is not None and not self.course.feeder_failed:
-            self._feeder_must(self._feeder.stop)
-        self._feeder = None
-
-    def _has_begun(self, feeder: Feeder) -> bool:
-        """The generator takes a while to start on a busy machine: its time counts from the first log."""
-        if self._told_to_stop or feeder.has_begun():
-            return True
-        feeder.check()
-        self._tell_of_feeder()
-        if self._seconds > STALL_S:
-            raise StalledError(f"the generator has begun no logs within {STALL_S:.0f} s; run it again")
-        return False
+        self._end_feed()
 
     def _is_fed(self) -> bool:
-        if self._told_to_stop:
+        self._tell_of_feeder()
+        if self._told_to_stop or self.course.feeder_failed:
             return True
-        if self._feeder is not None:
-            self._feeder_must(self._feeder.check)
         seconds, limit = self._seconds, self._job.seconds
         while self._play is not None and (said := self._play.step(seconds)) is not None:
             self._view.notice(said)
             self.course.killed = self._play.killed
-        return bool(self.course.feeder_failed) or (limit is not None and seconds >= limit)
+        return limit is not None and seconds >= limit
 
-    def _feeder_must(self, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except FeederEndedError as error:
-            self.course.feeder_failed = str(error)
-            self._view.notice(self.course.feeder_failed)
-        self._tell_of_feeder()
+    def _end_feed(self) -> None:
+        if self._feeder is not None:
+            self._feeder.stop()
+            self._tell_of_feeder()
+            self._feeder = None
 
     def _tell_of_feeder(self) -> None:
-        while self._feeder is not None and self._feeder.notices:
-            self._view.notice(self._feeder.notices.pop(0))
+        if self._feeder is None:
+            return
+        while self._feeder.notices:
+            self._view.notice(f"the feeder: {self._feeder.notices.pop(0)}")
+        if self._feeder.failed:
+            self.course.feeder_failed = self._feeder.failed
+            self._view.notice(self._feeder.failed)
 
     def _finish(self, loop: RunLoop) -> None:
         """Let what was written get its fate, where it gets on: nothing is lost if it does not."""

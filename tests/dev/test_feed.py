@@ -4,8 +4,6 @@ import json
 import os
 import random
 import resource
-import signal
-import sys
 import threading
 import time
 
@@ -19,7 +17,6 @@ from photon.dev.feeder import (
     DatacenterLogs,
     Feed,
     Feeder,
-    FeederEndedError,
     fed_events,
     feed,
     last_life,
@@ -153,86 +150,76 @@ def test_what_does_not_fit_on_a_full_disk_is_written_when_it_does(tmp_path, limi
     assert (tmp_path / "clicks" / "a.jsonl").read_bytes() == b"click one\nclick two\n"
 
 
-def test_a_feeder_on_a_full_disk_makes_no_events_tells_so_and_goes_on_when_there_is_room(tmp_path):
-    feeder = started(tmp_path)
-    try:
-        size = (tmp_path / "east" / "queries" / "fed-000000.jsonl").stat().st_size + 5_000
-        resource.prlimit(feeder.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-        def told():
-            feeder.check()
-            return feeder.notices
-
-        wait_until(told, 60)
-        (notice,) = feeder.notices
-        assert "fed-000000.jsonl: no space left" in notice and "makes no events meanwhile" in notice
-        full_us = time.time_ns() // 1_000
-        wait_until(lambda: time.time_ns() // 1_000 > full_us + 1_000_000, 60)
-        room_us = time.time_ns() // 1_000
-        resource.prlimit(feeder.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        wait_until(lambda: len(told()) == 2, 60)
-        assert "it goes on" in feeder.notices[1]
-        wait_until(lambda: events_of(tmp_path / "east" / "clicks")[-1]["ts_us"] > room_us, 60)
-        feeder.stop()
-    finally:
-        feeder.kill()
-    queries, clicks = (events_of(tmp_path / "east" / kind) for kind in ("queries", "clicks"))
-    assert {click["primary_id"] for click in clicks} <= {query["id"] for query in queries}
-    assert not [one for one in queries if full_us < one["ts_us"] < room_us]
-
-
-def test_a_feeder_that_is_told_to_end_while_the_disk_is_full_says_so(tmp_path):
-    feeder = started(tmp_path)
-    try:
-        resource.prlimit(feeder.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-        with pytest.raises(FeederEndedError, match=r"\(exit status 1\): .*fed-000000.jsonl: no space left"):
-            feeder.stop()
-    finally:
-        feeder.kill()
-
-
-def test_a_feeder_that_somebody_kills_is_told_by_the_signal(tmp_path):
-    feeder = started(tmp_path)
-    os.kill(feeder.pid, signal.SIGKILL)
-    assert why_ended(feeder) == "the feeder was killed by signal 9"
-
-
-def why_ended(feeder):
-    """Why it has ended by itself, once it has."""
-    why = []
-
-    def has_ended():
-        try:
-            feeder.check()
-        except FeederEndedError as error:
-            why.append(str(error))
-        return why
-
-    wait_until(has_ended, 60)
-    return why[0]
-
-
 def events_of(directory):
     lines = [line for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines()]
     return [json.loads(line) for line in lines]
 
 
-def test_a_feeder_that_is_stopped_leaves_whole_logs_with_all_that_it_held_back(tmp_path):
+@pytest.fixture
+def feeder(tmp_path):
+    """One that feeds two datacenters."""
+    made = Feeder(Feed([str(tmp_path / name) for name in ("east", "west")], 1_000.0, 500.0, 1))
+    yield made
+    made.stop()
+
+
+def test_a_feeder_that_is_stopped_leaves_whole_logs_with_all_that_it_held_back(tmp_path, feeder):
     homes = [tmp_path / name for name in ("east", "west")]
-    before = {home: last_life(str(home)) for home in homes}
-    feeder = Feeder(homes, 1_000.0, 500.0, 1, tmp_path / "feed.log")
-    wait_until(feeder.has_begun, 60)
-    assert all(last_life(str(home)) > before[home] for home in homes)
-    try:
-        wait_until(lambda: len(events_of(homes[1] / "clicks")) > 200, 60)
-        feeder.check()
-        feeder.stop()
-    finally:
-        feeder.kill()
+    wait_until(lambda: len(events_of(homes[1] / "clicks")) > 200, 60)
+    feeder.stop()
+    assert not feeder.failed
     for home in homes:
         queries = {event["id"] for event in events_of(home / "queries")}
         assert {event["primary_id"] for event in events_of(home / "clicks")} <= queries
     assert events_of(homes[0] / "clicks") == events_of(homes[1] / "clicks")
+
+
+def test_a_feeder_on_a_full_disk_makes_no_events_tells_so_and_goes_on_when_there_is_room(
+    tmp_path, limit, feeder
+):
+    east = tmp_path / "east"
+    wait_until(lambda: len(events_of(east / "clicks")) > 10, 60)
+    limit((east / "queries" / "fed-000000.jsonl").stat().st_size + 5_000)
+    wait_until(lambda: feeder.notices, 60)
+    (notice,) = feeder.notices
+    assert "fed-000000.jsonl: no space left" in notice and "makes no events meanwhile" in notice
+    full_us = time.time_ns() // 1_000
+    wait_until(lambda: time.time_ns() // 1_000 > full_us + 1_000_000, 60)
+    room_us = time.time_ns() // 1_000
+    limit(resource.RLIM_INFINITY)
+    wait_until(lambda: len(feeder.notices) == 2, 60)
+    assert "it goes on" in feeder.notices[1]
+    wait_until(lambda: events_of(east / "clicks")[-1]["ts_us"] > room_us, 60)
+    feeder.stop()
+    queries, clicks = (events_of(east / kind) for kind in ("queries", "clicks"))
+    assert {click["primary_id"] for click in clicks} <= {query["id"] for query in queries}
+    assert not [one for one in queries if full_us < one["ts_us"] < room_us]
+
+
+def test_a_feeder_that_is_told_to_end_while_the_disk_is_full_says_so(tmp_path, limit, feeder):
+    wait_until(lambda: len(events_of(tmp_path / "east" / "clicks")) > 10, 60)
+    limit(1)
+    wait_until(lambda: feeder.notices, 60)
+    feeder.stop()
+    limit(resource.RLIM_INFINITY)
+    assert "fed-000000.jsonl: no space left" in feeder.failed
+
+
+def test_a_feeder_that_does_not_end_when_told_is_told_of(monkeypatch):
+    monkeypatch.setattr(dev_feeding, "END_S_MAX", 0.1)
+    gate = threading.Event()
+    monkeypatch.setattr(dev_feeding, "feed", lambda *_: gate.wait())
+    feeder = Feeder(Feed([], 1.0, 1.0, 1))
+    feeder.stop()
+    gate.set()
+    assert "did not write its last events within 0.1 s; its logs" in feeder.failed
+
+
+def test_a_feeder_that_cannot_write_says_why(tmp_path):
+    (tmp_path / "east").write_text("no directory")
+    feeder = Feeder(Feed([str(tmp_path / "east")], 1_000.0, 500.0, 1))
+    why = wait_until(lambda: feeder.failed, 60)
+    assert "east" in why and "Not a directory" in why
 
 
 def test_two_lives_at_the_same_time_of_the_clock_have_no_id_in_common():
@@ -249,41 +236,3 @@ def test_each_life_is_counted_by_the_files_of_the_earlier_ones(tmp_path):
     for name in ("fed-000000.jsonl", "fed-000011.jsonl", "own-000099.jsonl"):
         write_lines(tmp_path / "clicks" / name, [])
     assert last_life(str(tmp_path)) == 11
-
-
-def started(tmp_path):
-    feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
-    wait_until(lambda: len(events_of(tmp_path / "east" / "clicks")) > 10, 60)
-    return feeder
-
-
-def test_a_feeder_that_does_not_end_when_told_is_killed_and_told_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(dev_feeding, "END_S_MAX", 0.2)
-    feeder = started(tmp_path)
-    os.kill(feeder.pid, signal.SIGSTOP)
-    with pytest.raises(FeederEndedError, match="was killed; its logs"):
-        feeder.stop()
-
-
-def test_a_feeder_that_fails_at_its_last_write_says_why(tmp_path, monkeypatch):
-    # A child that ends as the feeder does when the disk is full at the end.
-    child = tmp_path / "child.py"
-    child.write_text(
-        "import signal, sys\n"
-        "def end(*_):\n    sys.stderr.write('photon: a.jsonl: No space left\\n'); sys.exit(1)\n"
-        "signal.signal(signal.SIGTERM, end)\n"
-        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
-        "while True:\n    signal.pause()\n"
-    )
-    monkeypatch.setattr(dev_feeding, "COMMAND", (sys.executable, str(child)))
-    feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
-    wait_until((tmp_path / "ready").exists, 60)
-    with pytest.raises(FeederEndedError, match="No space left"):
-        feeder.stop()
-
-
-def test_a_feeder_that_cannot_write_says_why(tmp_path):
-    (tmp_path / "east").write_text("no directory")
-    feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
-    why = why_ended(feeder)
-    assert "east" in why and "Not a directory" in why

@@ -11,7 +11,6 @@ from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.dev import run as dev_run
-from photon.dev.feeder import FeederEndedError
 from photon.dev.run import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
 from photon.dev.view import PipelineFigures, make_view
 
@@ -87,63 +86,27 @@ def run_in(tmp_path, told_to_stop, seconds=0.0, told=None):
     return dev_run._Run(job, topology, Ground(FreshLauncher(), told_to_stop, 0), view)
 
 
-class SlowFeeder:
-    """It begins when it has been looked at three times."""
+class FailingFeeder:
+    """It has something to say, and fails at once, or at its end."""
 
-    looks = checks = 0
-
-    def __init__(self, *_):
-        self.notices = []
-
-    def has_begun(self):
-        self.looks += 1
-        return self.looks > 3
-
-    def check(self):
-        self.checks += 1
+    def __init__(self, at_once):
+        self.notices, self.failed = ["space is short"], "" if not at_once else "the feeder: no space left"
 
     def stop(self):
-        assert self.looks > 3, "stopped before it had begun"
+        self.failed = "the feeder: no space left"
 
 
-def test_the_time_of_a_run_counts_from_when_its_feeder_has_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr(dev_run, "Feeder", SlowFeeder)
-    monkeypatch.setattr(dev_run, "fed_datacenters", lambda *_: ["east"])
-    run = run_in(tmp_path, [])
-    run._feed(SilentLoop())
-    assert run.course.seconds < 60.0 and run._feeder is None
-
-
-class FailingFeeder(SlowFeeder):
-    """It has something to say, and fails at its `fails`th check, or at its end."""
-
-    fails = None
-
-    def check(self):
-        super().check()
-        self.notices = [f"check {self.checks}"] if self.checks <= 5 else []
-        if self.checks == self.fails:
-            raise FeederEndedError("the feeder was killed by signal 9")
-
-    def stop(self):
-        raise FeederEndedError("the feeder did not write its last events")
-
-
-@pytest.mark.parametrize(
-    ("fails", "seconds", "why"),
-    [(5, None, "the feeder was killed by signal 9"), (None, 0.0, "the feeder did not write its last events")],
-)
+@pytest.mark.parametrize("at_once", [True, False])
 def test_a_feeder_that_fails_ends_the_feed_and_is_told_of_with_what_it_had_to_say(
-    tmp_path, monkeypatch, fails, seconds, why
+    tmp_path, monkeypatch, at_once
 ):
-    monkeypatch.setattr(FailingFeeder, "fails", fails)
-    monkeypatch.setattr(dev_run, "Feeder", FailingFeeder)
+    monkeypatch.setattr(dev_run, "Feeder", lambda _: FailingFeeder(at_once))
     monkeypatch.setattr(dev_run, "fed_datacenters", lambda *_: ["east"])
     told = []
-    run = run_in(tmp_path, [], seconds, told)
+    run = run_in(tmp_path, [], None if at_once else 0.0, told)
     run._feed(SilentLoop())
-    assert run.course.feeder_failed == why and why in told and run._feeder is None
-    assert [f"check {n}" for n in (1, 2, 3, 4)] == [one for one in told if one.startswith("check")][:4]
+    assert run.course.feeder_failed == "the feeder: no space left" and run._feeder is None
+    assert told[:2] == ["the feeder: space is short", "the feeder: no space left"]
 
 
 def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):
