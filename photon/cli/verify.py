@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from photon.cli.options import json_flag, logs_option, parse_time_us, path_option, work_option
+from photon.cluster.ledgers import known_to
 from photon.cluster.registry_access import Asked, Named, asked_registry
 from photon.cluster.statuses import working
 from photon.cluster.topology import Topology, load_alike, read_topology
@@ -101,7 +102,9 @@ def command(
     with working("verifying"), _asked(run, registry, settings, question) as asked:
         question = replace(question, registry=None if asked is None else asked.registry)
         if run:
-            question = run.known_to(question, asked is not None and asked.started)
+            known = known_to(question, run.topology, run.work)
+            over = asked is not None and asked.started and run.topology.drain
+            question = replace(known, complete=known.complete or (over and known.positions is not None))
         with engine_for(question, spark) as engine:
             report = verify(engine, question, settings)
     document: dict[str, Any] = {**report.as_document(), "seconds": round(time.monotonic() - began, 2)}
@@ -133,19 +136,6 @@ class _Run:
         if config is not None:
             load_alike(config, self.topology.settings, self.work)
         return self.topology.settings
-
-    def known_to(self, question: "Question", ended: bool) -> "Question":
-        """With what its dispatchers know. Called before anything else is read."""
-        from photon.cluster.ledgers import read_ledgers
-        from spark.reading.paths import input_paths, local_name
-
-        if (ledgers := read_ledgers(self.topology, self.work)) is None:
-            return question
-        complete = question.complete or (ended and self.topology.drain)
-        names = filter(None, map(local_name, input_paths(question.foreign)))
-        return replace(
-            question, complete=complete, positions=ledgers.positions(names), waiting=ledgers.waiting
-        )
 
 
 @contextmanager

@@ -6,11 +6,11 @@ move from one to the next: an event on its way is in one of them, or in what is 
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dispatcher.ledger import Ledger, LedgerFile
 from dispatcher.rules.events import unpack_id
@@ -22,51 +22,52 @@ from photon.core.settings import Settings
 from photon.logs.files import FileState
 from photon.logs.formats import json_lines
 
-
-@dataclass(frozen=True, slots=True)
-class Ledgers:
-    """`waiting`: packed ids, in chunks. `files`: of each datacenter, what its dispatcher has read."""
-
-    waiting: Sequence[bytes]
-    files: Sequence[Sequence[FileState]]
-
-    def positions(self, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Log -> the bytes of it that every datacenter that knows it has read, and that at least one has.
-
-        A log is known by its inode, as a name may be another file's by now. One that nobody knows is left
-        out: it may be a copy, or packed since.
-        """
-        offsets = [{_identity(state): state.offset for state in states} for states in self.files]
-        found = {}
-        for path in paths:
-            with contextlib.suppress(OSError):
-                status = os.stat(path)
-                identity = status.st_dev, status.st_ino
-                ends = [known[identity] for known in offsets if identity in known]
-                if ends:
-                    found[path] = min(ends), max(ends)
-        return found
+if TYPE_CHECKING:
+    from spark.verification.verify import Question
 
 
-def read_ledgers(topology: Topology, work: Path) -> Ledgers | None:
-    """None where a datacenter's directory is not on this machine. CorruptStateError, StorageError."""
+def known_to(question: "Question", topology: Topology, work: Path) -> "Question":
+    """The question of a verification, with what the dispatchers know; as it is where a datacenter's directory
+    is not on this machine. Called before anything else is read. CorruptStateError, StorageError."""
+    from spark.reading.paths import input_paths, local_name
+
     homes = [pipeline.home("dispatcher") for pipeline in topology.pipelines]
     if not all(home.parent.is_dir() for home in homes):
-        return None
+        return question
     waiting = [
         ids
         for directory in (work / "recovery", *(home / "inbox" for home in homes))
         for ids in _ids_in(sorted(directory.glob("*.jsonl")), topology.settings)
     ]
-    files = []
+    read = []
     for home in homes:
-        states: list[FileState] = []
+        offsets: dict[tuple[int, int], int] = {}
         for directory in worker_directories(home).values():
-            some, ids = _of_worker(directory, topology.settings.dispatcher.state_bytes_max)
-            states += some
+            files, ids = _of_worker(directory, topology.settings.dispatcher.state_bytes_max)
+            offsets |= {_identity(state): state.offset for state in files}
             waiting.append(ids)
-        files.append(states)
-    return Ledgers(waiting, files)
+        read.append(offsets)
+    names = filter(None, map(local_name, input_paths(question.foreign)))
+    return replace(question, positions=_positions(names, read), waiting=waiting)
+
+
+def _positions(
+    paths: Iterable[str], read: Sequence[Mapping[tuple[int, int], int]]
+) -> dict[str, tuple[int, int]]:
+    """Log -> the bytes of it that every datacenter that knows it has read, and that at least one has.
+
+    A log is known by its inode, as a name may be another file's by now. One that nobody knows is left out: it
+    may be a copy, or packed since.
+    """
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            identity = status.st_dev, status.st_ino
+            ends = [offsets[identity] for offsets in read if identity in offsets]
+            if ends:
+                found[path] = min(ends), max(ends)
+    return found
 
 
 def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:

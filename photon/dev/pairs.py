@@ -4,8 +4,7 @@ The digest is the sha256 over the sorted lines `primary_id<TAB>foreign_id<NEWLIN
 """
 
 import hashlib
-import itertools
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -24,8 +23,7 @@ class PairsReport:
 
     `lines`: joined lines; `distinct`: distinct foreign ids; `repeated`: lines whose foreign id stood before;
     `mismatched`: lines whose primary is not the one they name; `unreadable`: lines that are no joined event;
-    `untrue`: distinct pairs that the truth lacks, where one is given; `sha256`: of the distinct pairs;
-    `examples`: the first of what is wrong, with file and line.
+    `sha256`: of the distinct pairs; `examples`: the first of what is wrong, with file and line.
     """
 
     files: int = 0
@@ -34,7 +32,6 @@ class PairsReport:
     repeated: int = 0
     mismatched: int = 0
     unreadable: int = 0
-    untrue: int = 0
     sha256: str = ""
     examples: list[str] = field(default_factory=list)
 
@@ -59,21 +56,17 @@ def pairs_sha256(lines: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
-def check_pairs(
-    joined: Path, settings: Settings | None = None, truth: Set[bytes] | None = None
-) -> PairsReport:
+def check_pairs(joined: Path) -> PairsReport:
     """Read every file of joined lines under `joined` (a directory for each datacenter) and report its pairs.
 
-    `settings`: what the fields are called, by default as Photon calls them; `truth`: all pairs that there may
-    be, as lines of the digest.
     UsageError if there is no such directory. A last line without its newline is unreadable.
     """
     if not joined.is_dir():
         raise UsageError(f"{joined}: no such directory; name the `joined` directory of a run")
-    check = _Check(settings or Settings())
+    check = _Check(Settings())
     for path in joined_files(joined):
         check.file(path)
-    return check.end(truth)
+    return check.end()
 
 
 class _Check:
@@ -91,11 +84,7 @@ class _Check:
             self._block(data, path, number)
             number += data.count(b"\n")
 
-    def end(self, truth: Set[bytes] | None) -> PairsReport:
-        untrue = self._pairs - truth if truth is not None else ()
-        self._report.untrue = len(untrue)
-        for pair in itertools.islice(untrue, _EXAMPLES_MAX):
-            self._example(f"not among the true pairs: {pair.decode('utf-8', 'replace').strip()}")
+    def end(self) -> PairsReport:
         self._report.distinct = len(self._foreign)
         self._report.sha256 = pairs_sha256(self._pairs)
         return self._report

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from photon.core.errors import UsageError
-from photon.core.settings import parse_settings
 from photon.dev import weather_flights
 from photon.dev.pairs import check_pairs, pairs_sha256
 from photon.dev.weather_flights import DataSetError, Truth, departures, fetch, observations, prepare
@@ -176,13 +175,6 @@ def test_a_last_line_without_its_end_is_found(tmp_path: Path) -> None:
     )
     assert (report.lines, report.unreadable, report.distinct) == (2, 1, 1)
     assert report.problems(2, report.sha256)[0] == "1 lines are no joined event"
-
-
-def test_fields_have_the_names_of_the_settings(tmp_path: Path) -> None:
-    settings = parse_settings({"primary": {"id": "span"}, "foreign": {"id": "log", "primary_id": "of"}})
-    joined = write_joined(tmp_path, east_0=b'{"log":1,"of":"2","primary":{"span":2}}\n')
-    report = check_pairs(joined, settings)
-    assert report.sha256 == digest(("2", "1")) and report.mismatched == report.unreadable == 0
 
 
 def test_another_digest_is_a_problem_and_no_directory_is_a_usage_error(tmp_path: Path) -> None:
