@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -19,8 +19,7 @@ from photon.cli.options import json_flag, path_option
 from photon.core.columns import split_ids
 from photon.core.errors import StorageError, UsageError
 from photon.core.settings import Settings, load_settings
-from photon.logs.files import whole_lines
-from photon.logs.formats import ForeignBatch, PrimaryBatch, json_lines, split_chunk
+from photon.logs.formats import json_lines, split_chunk
 from photon.logs.packed import is_packed, unpacked
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ MALFORMED: Final = "malformed"
 
 _OUTCOMES: Final = (JOINED, SKIPPED, RAISED, NO_PRIMARY, MALFORMED)
 _FAILURES: Final = (RAISED, MALFORMED)
-_STEP_BYTES: Final = 1 << 20
-_OVERSIZED_BYTES_KEPT: Final = 1024
+_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Pair(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,17 +69,9 @@ def adapter() -> None:
 
 
 @adapter.command("test")
-@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--primary",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Primary events, instead of FILE.",
-)
-@click.option(
-    "--foreign",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Foreign events that name them.",
-)
+@click.argument("file", required=False, type=_FILE)
+@click.option("--primary", type=_FILE, help="Primary events, instead of FILE.")
+@click.option("--foreign", type=_FILE, help="Foreign events that name them.")
 @click.option("--use", metavar="MODULE:CLASS", help="The adapter.  [default: that of --config]")
 @path_option("--config", help="Settings (photon.toml).")
 @json_flag("Print the outcomes as JSON.")
@@ -143,22 +133,14 @@ def _samples(
     file: Path | None, primary: Path | None, foreign: Path | None, settings: Settings
 ) -> Iterator[Sample]:
     if file is not None and primary is None and foreign is None:
-        return _from_pairs(file, settings)
+        lines = split_chunk(_read(file)).lines
+        return (_pair(f"{file.name}:{n}", line, settings) for n, line in enumerate(lines, 1))
     if file is None and primary is not None and foreign is not None:
         return _from_logs(primary, foreign, settings)
     raise UsageError("give either FILE, which holds pairs, or both --primary FILE and --foreign FILE")
 
 
-def _from_pairs(file: Path, settings: Settings) -> Iterator[Sample]:
-    number = 0
-    for records in _read(file, settings.logs.line_bytes_max):
-        lines = [records.data] if records.oversized else split_chunk(records.data).lines
-        for line in lines:
-            number += 1
-            yield _pair(f"{file.name}:{number}", line)
-
-
-def _pair(place: str, line: bytes) -> Sample:
+def _pair(place: str, line: bytes, settings: Settings) -> Sample:
     try:
         line.decode("utf-8")
         pair = msgspec.json.decode(line, type=_Pair)
@@ -167,83 +149,33 @@ def _pair(place: str, line: bytes) -> Sample:
             raise msgspec.DecodeError("an event must be an object with a field at least")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Sample(place, line, malformed=f'no line {{"primary": {{...}}, "foreign": {{...}}}}: {error}')
-    return Sample(place, foreign, primary)
+    return Sample(place, foreign, primary, max(_too_long(event, settings) for event in (primary, foreign)))
 
 
 def _from_logs(primary: Path, foreign: Path, settings: Settings) -> Iterator[Sample]:
     parser = json_lines(settings)
-    events: dict[bytes, bytes] = {}
-    for _, found in _batches(primary, parser.parse_primary, settings):
-        if isinstance(found, Sample):
-            yield found
-            continue
-        for key, line in zip(split_ids(found.ids), found.lines, strict=True):
-            events.setdefault(key, line)  # of a primary event that is repeated the first is taken
-    for start, found in _batches(foreign, parser.parse_foreign, settings):
-        if isinstance(found, Sample):
-            yield found
-            continue
-        rows = zip(split_ids(found.primary_ids), found.lines, found.starts.tolist(), strict=True)
-        for key, line, offset in rows:
-            yield Sample(f"{foreign.name}:{start + offset}", line, events.get(key))
-
-
-def _batches(path: Path, parse: Any, settings: Settings) -> Iterator[tuple[int, Any]]:
-    """Offset and batch, and a Sample for what is no event."""
-    batch: PrimaryBatch | ForeignBatch
-    for records in _read(path, settings.logs.line_bytes_max):
-        if records.oversized:
-            reason = f"a line of {records.oversized} bytes"
-            yield records.start, Sample(f"{path.name}:{records.start}", records.data, malformed=reason)
-            continue
-        batch = parse(records.data)
-        yield records.start, batch
+    queries, clicks = parser.parse_primary(_read(primary)), parser.parse_foreign(_read(foreign))
+    for path, batch in ((primary, queries), (foreign, clicks)):
         for bad in batch.malformed:
-            place = f"{path.name}:{records.start + bad.start}"
-            yield records.start, Sample(place, bad.line, malformed=bad.reason)
+            yield Sample(f"{path.name}:{bad.start}", bad.line, malformed=bad.reason)
+    # Of a primary event that is repeated the first is taken.
+    events = dict(reversed(list(zip(split_ids(queries.ids), queries.lines, strict=True))))
+    rows = zip(split_ids(clicks.primary_ids), clicks.lines, clicks.starts.tolist(), strict=True)
+    for key, line, start in rows:
+        found = events.get(key)
+        why = _too_long(line, settings) or _too_long(found or b"", settings)
+        yield Sample(f"{foreign.name}:{start}", line, found, why)
 
 
-class _Lines(NamedTuple):
-    """Whole lines from `start` on, an offset in the unpacked file.
-
-    `oversized`: instead of them, the beginning of one that is longer than the bound, and its length.
-    """
-
-    start: int
-    data: bytes
-    oversized: int = 0
+def _too_long(event: bytes, settings: Settings) -> str:
+    """Why a run would call it malformed, if it would."""
+    return f"a line of {len(event)} bytes" if len(event) > settings.logs.line_bytes_max else ""
 
 
-def _read(path: Path, line_bytes_max: int) -> Iterator[_Lines]:
-    """All of a file, piece by piece; what stands after the last newline counts as a line. StorageError."""
-    start, data, passed = 0, b"", 0
-    for piece in _pieces(path):
-        if passed:  # within an oversized line: only its end is looked for
-            end = piece.find(b"\n") + 1
-            passed += end or len(piece)
-            if not end:
-                continue
-            yield _Lines(start, data, passed)
-            start, data, passed = start + passed, piece[end:], 0
-        else:
-            data += piece
-        whole = whole_lines(data)
-        if whole:
-            yield _Lines(start, data[:whole])
-            start, data = start + whole, data[whole:]
-        if len(data) > line_bytes_max:
-            passed, data = len(data), data[:_OVERSIZED_BYTES_KEPT]
-    if data:
-        yield _Lines(start, data, passed)
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
+def _read(path: Path) -> bytes:
+    """All of a file, unpacked. StorageError."""
     try:
-        if is_packed(path.name):
-            yield from unpacked(str(path))
-            return
-        with path.open("rb") as file:
-            yield from iter(lambda: file.read(_STEP_BYTES), b"")
+        return b"".join(unpacked(str(path))) if is_packed(path.name) else path.read_bytes()
     except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
         raise StorageError(f"{path}: not a whole archive ({error}); replace it or leave it out") from error
     except OSError as error:

@@ -15,7 +15,6 @@ import click.testing
 import pytest
 import zstandard
 
-from photon.cli import adapter as adapter_cli
 from photon.cli.main import photon
 from photon.core.errors import AdapterError, StorageError, UsageError
 from tests.system import PHOTON, read_lines, write_lines
@@ -241,10 +240,7 @@ def outcomes(log: str, *options: str) -> list[tuple[str, str]]:
     return [(one["place"].partition(":")[2], one["outcome"]) for one in document["events"]]
 
 
-@pytest.mark.parametrize("step", [1, 7, 100, 1 << 20])
-def test_samples_are_read_whole_in_steps_of_any_size(clicks, monkeypatch, step):
-    """A last line that has no newline counts."""
-    monkeypatch.setattr(adapter_cli, "_STEP_BYTES", step)
+def test_samples_have_the_places_of_their_lines_and_a_last_one_without_a_newline_counts(clicks):
     Path("clicks.jsonl").write_bytes(b"".join(clicks).rstrip())
     starts = [0, *accumulate(map(len, clicks))][:-1]
     assert outcomes("clicks.jsonl") == [(str(start), "joined") for start in starts]
