@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -30,7 +30,6 @@ INDEX_FILE: Final = "replayed.index"
 REASONS_MAX: Final = 10_000
 _NUMBER: Final = re.compile(r"(?<![\w-])\d+(?:[.,]\d+)*(?!\w)")
 _DIGEST_BYTES: Final = 16
-_BLOCK_BYTES: Final = 1 << 20
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -109,7 +108,11 @@ def count_letters(directory: Path, chosen: Filter) -> list[dict[str, Any]]:
     malformed lines are kept beside.
     """
     rows = []
-    done = replayed_digests(directory)
+    path = directory / INDEX_FILE
+    done: set[bytes] = set()
+    if path.exists():
+        with storage_errors(path), path.open("rb") as index:
+            done = _read_digests(index)
     for log in ("foreign", "primary"):
         counts: Counter[tuple[str, str]] = Counter()
         again: Counter[tuple[str, str]] = Counter()
@@ -137,13 +140,21 @@ def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool 
     with _locked_index(directory) as index:
         done = set() if again else _read_digests(index)
         digests: list[bytes] = []
+        written: set[bytes] = set()
         final = inbox / name
         temporary = final.with_name(f".{name}.partial")
         with storage_errors(temporary):
             make_directory(inbox)
             try:
                 with temporary.open("wb") as file:
-                    events = _write_events(read_letters(directory), chosen, done, digests, file.write)
+                    for line, letter in read_letters(directory):
+                        if not chosen.takes(letter) or (digest := _digest(line)) in done:
+                            continue
+                        digests.append(digest)
+                        event = letter.line()
+                        if (digest := _digest(event)) not in written:
+                            written.add(digest)
+                            file.write(event + b"\n")
                     file.flush()
                     os.fsync(file.fileno())
                 if digests:
@@ -155,44 +166,7 @@ def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool 
             with storage_errors(directory / INDEX_FILE):
                 write_all(index.fileno(), b"".join(digests))
                 os.fsync(index.fileno())
-        return events
-
-
-def replayed_digests(directory: Path) -> set[bytes]:
-    """Digests of the letters that were replayed."""
-    path = directory / INDEX_FILE
-    if not path.exists():
-        return set()
-    with storage_errors(path), path.open("rb") as index:
-        return _read_digests(index)
-
-
-def _write_events(
-    letters: Iterable[tuple[bytes, Letter]],
-    chosen: Filter,
-    done: Collection[bytes],
-    digests: list[bytes],
-    write: Callable[[bytes], object],
-) -> int:
-    """How many events; `digests` gets those of their letters."""
-    written: set[bytes] = set()
-    held: list[bytes] = []
-    size = 0
-    for line, letter in letters:
-        if not chosen.takes(letter) or (digest := _digest(line)) in done:
-            continue
-        digests.append(digest)
-        event = letter.line()
-        if (digest := _digest(event)) in written:
-            continue
-        written.add(digest)
-        held.append(event + b"\n")
-        size += len(held[-1])
-        if size >= _BLOCK_BYTES:
-            write(b"".join(held))
-            held, size = [], 0
-    write(b"".join(held))
-    return len(written)
+        return len(written)
 
 
 def _digest(line: bytes) -> bytes:

@@ -117,14 +117,13 @@ def test_a_replay_that_failed_leaves_nothing_in_the_inbox_and_can_be_done_again(
     letters, tmp_path, monkeypatch
 ):
     inbox = tmp_path / "inbox"
+    inbox.mkdir()
 
-    def full(_letters, _chosen, _done, digests, write):
-        digests.append(b"x" * 16)
-        write(b"half")
+    def full(_descriptor):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(dead_letters, "_write_events", full)
+        patched.setattr(dead_letters.os, "fsync", full)
         with pytest.raises(StorageError, match="no space"):
             replay(letters, inbox, "one.jsonl", Filter())
     assert list(inbox.iterdir()) == []
