@@ -16,9 +16,9 @@ import pytest
 
 from idregistry.client import RegistryAt, check_replica
 from idregistry.hosting import read_table
+from photon.cli.certs import Authority
 from photon.cli.options import parse_time_us
 from photon.cli.registry import _write_joining_topology
-from photon.cluster.certificates import Authority
 from photon.cluster.preflight import _check_replicas
 from photon.cluster.registry_access import Named
 from photon.cluster.registry_replicas import DiskWatch, Replacing, members_of

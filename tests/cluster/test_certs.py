@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from photon.cluster.certificates import Authority, check_name
+from photon.cli.certs import Authority, check_name
 from photon.cluster.roles import watch_expiry
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
@@ -25,8 +25,8 @@ DAY_S = 86_400
 
 
 def issue(directory: Path, name: str = "node", tls_name: str = "photon", days: float = 30) -> Tls:
-    files = Authority(directory, NOW).issue(name, tls_name, days)
-    return Tls(files.cert, files.key, files.ca, tls_name)
+    Authority(directory, NOW).issue(name, tls_name, days)
+    return Tls(directory / f"{name}.pem", directory / f"{name}.key", directory / "ca.pem", tls_name)
 
 
 def certs(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -120,7 +120,8 @@ def test_an_address_of_either_kind_is_a_name(tmp_path: Path) -> None:
     authority = Authority(tmp_path, NOW)
     for name in ("::1", "fd00::2", "10.1.2.3"):
         check_name(name)
-        cert = x509.load_pem_x509_certificate(authority.issue(name, "photon", 1).cert.read_bytes())
+        authority.issue(name, "photon", 1)
+        cert = x509.load_pem_x509_certificate((tmp_path / f"{name}.pem").read_bytes())
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert ipaddress.ip_address(name) in names.get_values_for_type(x509.IPAddress)
 
