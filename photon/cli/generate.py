@@ -1,7 +1,7 @@
 """`photon generate`: seeded query and click logs with their ground truth, at once or as a live stream.
 
 OUT/queries/*.jsonl (primary), OUT/clicks/*.jsonl (foreign), one log for each server process, and
-OUT/truth.json. The two ways are in generate_logs and generate_live.
+OUT/truth.json.
 """
 
 import json
@@ -98,7 +98,7 @@ def _stream(out: Path, mix: Mix, stream: Stream) -> dict[str, Any]:
     """Until its duration is over or the first SIGINT or SIGTERM: either way the truth is written."""
     from photon.core.clock import SystemClock
     from photon.core.signals import on_signals
-    from photon.dev.generated_live import generate_stream
+    from photon.dev.feeder import generate_stream
 
     stop = threading.Event()
     before = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)

@@ -1,7 +1,7 @@
 """Generated queries and clicks: how many, what they look like, the files they go to, the truth beside them.
 
 `generate_at_once` writes a whole set: all columns are drawn by numpy, lines are formatted by the chunk.
-generate_live makes a stream of the same lines.
+photon.dev.feeder makes a stream of the same lines.
 """
 
 import errno

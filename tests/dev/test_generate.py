@@ -18,7 +18,7 @@ from photon.core.columns import split_ids
 from photon.core.errors import UsageError
 from photon.core.ids import IdPacker, opaque_mask
 from photon.core.settings import Foreign, Primary
-from photon.dev.generated_live import generate_stream
+from photon.dev.feeder import generate_stream
 from photon.dev.generated_logs import (
     IDS,
     SPOILINGS,

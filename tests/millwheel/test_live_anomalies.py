@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from photon.dev.departures import odd_windows
+from photon.dev.demo import odd_windows
 from tests.millwheel.topologies import SECOND
 from tests.waiting import wait_until
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from photon.core.errors import UsageError
-from photon.dev import weather_flights
+from photon.dev import demo
+from photon.dev.demo import DataSetError, Truth, departures, fetch, observations, prepare
 from photon.dev.pairs import check_pairs, pairs_sha256
-from photon.dev.weather_flights import DataSetError, Truth, departures, fetch, observations, prepare
 
 WEATHER = """origin,time_hour,temp,humid,wind_speed,precip,pressure,visib
 JFK,2013-01-01T07:00:00Z,39.02,61.63,12.65858,0,NA,10
@@ -100,7 +100,7 @@ def test_an_archive_that_is_there_is_used_only_if_it_is_the_known_one(
     archive.write_bytes(b"something else")
     with pytest.raises(DataSetError):
         fetch(tmp_path)
-    monkeypatch.setattr(weather_flights, "_ARCHIVE_SHA256", hashlib.sha256(b"something else").hexdigest())
+    monkeypatch.setattr(demo, "_ARCHIVE_SHA256", hashlib.sha256(b"something else").hexdigest())
     assert fetch(tmp_path) == archive
 
 
