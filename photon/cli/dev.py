@@ -63,7 +63,7 @@ def command(
     from photon.dev.checks import print_dev_summary
     from photon.dev.plan import named_replicas
     from photon.dev.run import DevJob, Outage, run_dev
-    from photon.dev.view import make_view
+    from photon.dev.view import View
 
     document = forgetting(read_document(config))
     settings = parse_settings(document, str(config))
@@ -83,7 +83,7 @@ def command(
         work = Path(settings.system.work) if described else out / ".photon"
     replicas = len(settings.replicas) or named_replicas(document)
     job = DevJob(out, work, settings, replicas, datacenters=datacenters or 2, outage=outage, **given)
-    view = make_view(as_json)
+    view = View(as_json)
     try:
         summary = run_dev(job, view)
     finally:

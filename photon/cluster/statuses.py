@@ -200,25 +200,40 @@ def percentiles_ms(histograms: Iterable[Status]) -> dict[str, float | None]:
     return result
 
 
-class RunDisplay:
-    """Progress of a run on stderr, only where that is a terminal; notices there in any case."""
+class Display:
+    """Notices for a person, each text once: on stderr, or above what a terminal shows in place."""
 
     def __init__(self) -> None:
-        self._progress: Progress | None = None
+        self._in_place: Any = None
+        """A Live or a Progress of rich."""
         self._told: set[str] = set()
 
+    def notice(self, text: str) -> None:
+        if text in self._told:
+            return
+        self._told.add(text)
+        if self._in_place is None:
+            notice(text)
+        else:
+            self._in_place.console.print(f"photon: {text}", markup=False, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._in_place is not None:
+            self._in_place.stop()
+            self._in_place = None
+
+
+class RunDisplay(Display):
+    """Progress of a run on stderr, only where that is a terminal."""
 
     def update(self, counts: Mapping[str, Any], per_second: float) -> None:
         if not sys.stderr.isatty():
             return
-        if self._progress is None:
-            self._progress = _make_progress()
-            self._progress.start()
-        self._progress.update(
-            self._progress.task_ids[0],
+        if self._in_place is None:
+            self._in_place = _make_progress()
+            self._in_place.start()
+        self._in_place.update(
+            self._in_place.task_ids[0],
             description="joining",
             completed=counts["foreign_events"] - counts["pending"],
             total=max(1, counts["foreign_events"]),
@@ -228,18 +243,8 @@ class RunDisplay:
 
     def completing(self, files: int) -> None:
         """All is joined; this many files of the joined logs have still to be completed."""
-        if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], description=f"completing {files:,} files")
-
-    def notice(self, text: str) -> None:
-        """A line for the person, each text once."""
-        if text in self._told:
-            return
-        self._told.add(text)
-        if self._progress is None:
-            notice(text)
-        else:  # above the bar
-            self._progress.console.print(f"photon: {text}", markup=False, highlight=False, soft_wrap=True)
+        if self._in_place is not None:
+            self._in_place.update(self._in_place.task_ids[0], description=f"completing {files:,} files")
 
 
 def _make_progress() -> "Progress":

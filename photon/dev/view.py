@@ -1,29 +1,22 @@
 """What a person or a script sees of `photon dev` while it runs. Nothing here decides anything.
 
-`figures_of` takes the difference of what the processes said some seconds apart; a View shows it as JSON
-lines, plain lines or tables.
+`figures_of` takes the difference of what the processes said some seconds apart; a View shows it.
 """
 
 import itertools
 import json
 import sys
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from photon.cluster.statuses import Sample, Status, fates_of, percentiles_ms, whole
+from photon.cluster.statuses import Display, Sample, Status, fates_of, percentiles_ms, whole
 from photon.cluster.topology import Topology, process_name
 from photon.core.fates import Fate
 from photon.core.settings import PIPELINE_ROLES
-
-# Rich takes long to import and is of use on a terminal only.
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.live import Live
 
 WINDOW_S: Final = 5.0
 """Rates and latencies are of the last seconds."""
@@ -234,80 +227,32 @@ class Look:
         return "starting" if row.silent else "up"
 
 
-class View(ABC):
-    """Where looks and notices go."""
+class View(Display):
+    """Where looks and notices go: JSON lines where asked for; lines in place on a terminal; else plain lines,
+    of one look every few seconds, and of the first in each phase."""
 
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    @abstractmethod
-    def show(self, look: Look) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def notice(self, text: str) -> None:
-        """A line for the person; each text once."""
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
-
-    def _tell(self, text: str) -> None:
-        click.echo(f"photon: {text}", err=True)
-
-
-def make_view(as_json: bool) -> View:
-    """JSON lines where asked for; tables on a terminal; else plain lines."""
-    if as_json:
-        return Lines(JSON_EVERY_S, lambda look: [json.dumps(document_of(look))])
-    return LiveTables() if sys.stdout.isatty() else Lines(LINE_EVERY_S, lines_of)
-
-
-class Lines(View):
-    """Lines on stdout: of one look every `every_s` seconds, and of the first in each phase."""
-
-    def __init__(self, every_s: float, lines: Callable[[Look], Sequence[str]]) -> None:
+    def __init__(self, as_json: bool) -> None:
         super().__init__()
-        self._every_s, self._lines = every_s, lines
+        self._as_json = as_json
         self._due_s, self._phase = 0.0, ""
 
     def show(self, look: Look) -> None:
-        if look.phase == self._phase and look.seconds < self._due_s:
-            return
-        self._due_s, self._phase = look.seconds + self._every_s, look.phase
-        for line in self._lines(look):
-            click.echo(line)
+        if not self._as_json and sys.stdout.isatty():
+            self._update(look)
+        elif look.phase != self._phase or look.seconds >= self._due_s:
+            every_s = JSON_EVERY_S if self._as_json else LINE_EVERY_S
+            self._due_s, self._phase = look.seconds + every_s, look.phase
+            click.echo(json.dumps(document_of(look)) if self._as_json else "\n".join(lines_of(look)))
 
-    def close(self) -> None:
-        pass
+    def _update(self, look: Look) -> None:
+        from rich.live import Live
+        from rich.text import Text
 
-
-class LiveTables(View):
-    """Tables that stay in place on the terminal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._live: Live | None = None
-
-    def show(self, look: Look) -> None:
-        if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(), auto_refresh=False, transient=True)
-            self._live.start()
-        self._live.update(tables_of(look), refresh=True)
-
-    def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _tell(self, text: str) -> None:
-        if self._live is None:
-            super()._tell(text)
-        else:  # above the tables
-            self._live.console.print(f"photon: {text}", markup=False, highlight=False, soft_wrap=True)
+        if self._in_place is None:
+            self._in_place = Live(auto_refresh=False, transient=True)
+            self._in_place.start()
+        lines = [f"photon dev  {look.seconds:,.0f} s  {look.phase}", *lines_of(look)]
+        self._in_place.update(Text("\n".join(lines), no_wrap=True), refresh=True)
 
 
 def document_of(look: Look) -> dict[str, Any]:
@@ -333,71 +278,26 @@ def lines_of(look: Look) -> list[str]:
     at = f"{look.seconds:6.1f} s"
     lines = []
     for row in look.figures.pipelines:
-        cells = _cells(row)
-        shown = f"{at}  {row.datacenter:<8} {look.state_of(row):<8}"
-        shown += "".join(f"  {name} {cells[name]}" for name in ("joined", "joined/s"))
-        shown += f"  p50/p90/p99 ms {cells['p50']}/{cells['p90']}/{cells['p99']}"
-        shown += "".join(f"  {name} {cells[name]}" for name in ("cache", "wasted", "waiting"))
-        lines.append(shown + ("" if row.adds_up else "  FATES DO NOT ADD UP"))
-    for shard in look.figures.shards:
-        cells = _shard_cells(shard)
+        latency = "/".join(
+            "-" if (ms := row.latency_ms.get(name)) is None else f"{ms:,.0f}"
+            for name in ("p50", "p90", "p99")
+        )
+        joined_per_s = "-" if row.joined is None else f"{row.joined_per_s:,.0f}"
+        share = "" if row.wasted_ratio is None else f" ({_percent(row.wasted_ratio)})"
         lines.append(
-            f"{at}  shard {shard.shard}  leader {cells['leader']}  ids {cells['ids']}  "
-            f"batches/s {cells['batches/s']}  events/batch {cells['events/batch']}"
+            f"{at}  {row.datacenter:<8} {look.state_of(row):<8}  joined {_number(row.joined)}  "
+            f"joined/s {joined_per_s}  p50/p90/p99 ms {latency}  cache {_percent(row.cache_hit_ratio)}  "
+            f"wasted {_number(row.wasted_joins)}{share}  waiting {_number(row.pending)}"
+            + ("" if row.adds_up else "  FATES DO NOT ADD UP")
+        )
+    for shard in look.figures.shards:
+        where = f" ({shard.datacenter})" if shard.datacenter else ""
+        batch = "-" if shard.events_per_batch is None else f"{shard.events_per_batch:,.1f}"
+        lines.append(
+            f"{at}  shard {shard.shard}  leader {shard.leader or 'NONE'}{where}  ids {shard.ids:,}  "
+            f"batches/s {shard.batches_per_s:,.0f}  events/batch {batch}"
         )
     return [*lines, f"{at}  {_state(look)}"]
-
-
-def tables_of(look: Look) -> "RenderableType":
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    pipelines = Table("datacenter", "region", "state", box=None, header_style="bold", pad_edge=False)
-    for name in _COLUMNS:
-        pipelines.add_column(name, justify="right")
-    for row in look.figures.pipelines:
-        state = look.state_of(row)
-        colour = {"up": "green", "killed": "red"}.get(state, "yellow")
-        cells = _cells(row)
-        pipelines.add_row(
-            row.datacenter, row.region, Text(state, style=colour), *(cells[name] for name in _COLUMNS)
-        )
-    shards = Table("shard", "leader", box=None, header_style="bold", pad_edge=False)
-    for name in _SHARD_COLUMNS:
-        shards.add_column(name, justify="right")
-    for shard in look.figures.shards:
-        cells = _shard_cells(shard)
-        shards.add_row(str(shard.shard), cells["leader"], *(cells[name] for name in _SHARD_COLUMNS))
-    head = Text(f"photon dev  {look.seconds:,.0f} s  {look.phase}", style="bold")
-    return Group("", head, "", pipelines, "", shards, "", Text(_state(look)))
-
-
-_COLUMNS: Final = ("joined", "joined/s", "p50", "p90", "p99", "cache", "wasted", "waiting")
-_SHARD_COLUMNS: Final = ("ids", "batches/s", "events/batch")
-
-
-def _cells(row: PipelineFigures) -> dict[str, str]:
-    latency = {name: row.latency_ms.get(name) for name in ("p50", "p90", "p99")}
-    wasted = _number(row.wasted_joins)
-    return {
-        "joined": _number(row.joined),
-        "joined/s": f"{row.joined_per_s:,.0f}" if row.joined is not None else "-",
-        **{name: "-" if value is None else f"{value:,.0f}" for name, value in latency.items()},
-        "cache": _percent(row.cache_hit_ratio),
-        "wasted": f"{wasted} ({_percent(row.wasted_ratio)})" if row.wasted_ratio is not None else wasted,
-        "waiting": _number(row.pending),
-    }
-
-
-def _shard_cells(row: ShardFigures) -> dict[str, str]:
-    where = f" ({row.datacenter})" if row.datacenter else ""
-    return {
-        "leader": f"{row.leader}{where}" if row.leader is not None else "NONE",
-        "ids": f"{row.ids:,}",
-        "batches/s": f"{row.batches_per_s:,.0f}",
-        "events/batch": "-" if row.events_per_batch is None else f"{row.events_per_batch:,.1f}",
-    }
 
 
 def _state(look: Look) -> str:

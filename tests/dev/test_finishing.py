@@ -12,7 +12,7 @@ from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.dev import run as dev_run
 from photon.dev.run import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
-from photon.dev.view import PipelineFigures, make_view
+from photon.dev.view import PipelineFigures, View
 
 
 def row(name, events, pending=0, silent=(), in_flight=0):
@@ -127,4 +127,4 @@ def test_nobody_else_can_run_on_the_output_before_it_is_summed_up(tmp_path, monk
     monkeypatch.setattr(dev_run._Run, "run", lambda _: None)
     monkeypatch.setattr(dev_run, "summary_of", sum_up)
     job = dev_run.DevJob(tmp_path / "out", tmp_path / "work")
-    assert dev_run.run_dev(job, make_view(as_json=True)) == {"ok": True}
+    assert dev_run.run_dev(job, View(as_json=True)) == {"ok": True}
