@@ -100,6 +100,9 @@ class NurseryChild:
 class Nursery:
     """The launcher. For one thread. It begins to import at once; `launch` waits for it."""
 
+    _module = "photon.cluster.nursery"
+    """Which is its program."""
+
     def __init__(self) -> None:
         self._running: dict[int, NurseryChild] = {}
         """By process id, those of whose end it has not told."""
@@ -180,13 +183,7 @@ class Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "photon.cluster.nursery",
-                    str(theirs.fileno()),
-                    " " * _TITLE_BYTES_MAX,
-                ],
+                [sys.executable, "-m", self._module, str(theirs.fileno()), " " * _TITLE_BYTES_MAX],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**child_environment(), **_ONE_THREAD},

@@ -56,13 +56,16 @@ class Launcher(Protocol):
 
 
 class FreshLauncher:
-    """Each process starts an interpreter of its own."""
+    """Each process starts an interpreter of its own. `command`: what goes before the arguments."""
+
+    def __init__(self, *command: str) -> None:
+        self._command = command or ("photon",)
 
     def launch(self, arguments: Sequence[str], log: Path) -> Process:
         with log.open("ab") as output:
             # A session of its own: Ctrl-C reaches the parent alone, which stops the children in order.
             return subprocess.Popen(
-                [sys.executable, "-m", "photon", *arguments],
+                [sys.executable, "-m", *self._command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

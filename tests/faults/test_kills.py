@@ -1,14 +1,12 @@
 """SIGKILL of any process of a system of several datacenters, at random moments and many at once."""
 
 import random
-import time
 
 import pytest
 
 from tests.faults import scenarios
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.feeder import LONG, Feed, cut_short
-from tests.faults.kit.supervised import SupervisedSystem
 from tests.faults.kit.system import FaultSystem, seed_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -52,24 +50,5 @@ def test_all_replicas_killed_at_once_and_joiners_in_turns_lose_and_double_nothin
         scenarios.kill_all_replicas_at_once(system, rng)
         scenarios.kill_joiners_in_turns_while_the_other_datacenter_stands_still(system, rng)
         scenarios.kill_at_random_moments(system, rng, kills=8)
-        cut_short(system.feeder)
-        system.finish()
-
-
-def test_a_killed_supervisor_takes_all_with_it_and_the_next_one_goes_on_where_they_ended(tmp_path):
-    seed = seed_for("supervisor")
-    system = FaultSystem(tmp_path, seed, Feed(seed, LONG, 200.0), settings=SETTINGS)
-    system.dev = dev = SupervisedSystem(system.topology, system.work)
-    with system:
-        for _ in range(2):
-            scenarios.goes_on(system, 100)
-            assert dev.roles() == len(system.topology.titles())
-            dev.kill()
-            deadline = time.monotonic() + 60
-            while dev.survivors():
-                assert time.monotonic() < deadline, dev.survivors()
-                time.sleep(0.02)
-            dev.start()
-        scenarios.goes_on(system, 100)
         cut_short(system.feeder)
         system.finish()

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,15 +112,7 @@ class Report:
         return self
 
     def as_document(self) -> dict[str, Any]:
-        return {
-            "events_in": self.events_in,
-            "joined": self.joined,
-            "fates": self.fates,
-            "duplicates": self.duplicates,
-            "lost": self.lost,
-            "longest_stall_s": round(self.longest_stall_s, 2),
-            "broken": self.broken,
-        }
+        return asdict(self) | {"longest_stall_s": round(self.longest_stall_s, 2)}
 
     def __str__(self) -> str:
         return json.dumps(self.as_document(), indent=2)

@@ -6,7 +6,6 @@ point, the one after that at the second; later ones end as they like.
 
 import os
 import socket
-import subprocess
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -16,17 +15,16 @@ from pathlib import Path
 from photon.cli import main as cli
 from photon.cluster import nursery
 from photon.cluster.nursery import Nursery
-from photon.cluster.supervisor import Process, child_environment, die_with_parent
+from photon.cluster.supervisor import Process, die_with_parent
 from photon.cluster.topology import process_name
 from tests.faults.kit import crashing
 from tests.faults.kit.crashing import Crash
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_TITLE = " " * 1024
-
 
 class CrashingNursery(Nursery):
     """`reached`: a file in which each process says at which point it ends."""
+
+    _module = "tests.faults.kit.crashing_nursery"
 
     def __init__(self, reached: Path) -> None:
         self._reached = reached
@@ -53,21 +51,6 @@ class CrashingNursery(Nursery):
             crash = self._crashes[process].popleft()
             arguments = [*crash.arguments(self._reached), *arguments]
         return super().launch(arguments, log)
-
-    def _begin(self) -> None:
-        """As the real one's, which is in this module's `main`."""
-        self._launched = None
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.kit.crashing_nursery", str(theirs.fileno()), _TITLE],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**child_environment(), **_ONE_THREAD},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd=Path(__file__).parents[3],
-            )
 
 
 def main(descriptor: int) -> None:

@@ -3,12 +3,11 @@
 Two more numbers, SPEED and SINCE_S (Unix time): it also runs SPEED times as fast since then.
 """
 
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from photon.cluster.supervisor import Launcher, Process, child_environment
+from photon.cluster.supervisor import FreshLauncher, Launcher, Process
 from photon.cluster.topology import process_name
 from photon.core.clock import SystemClock
 
@@ -28,16 +27,8 @@ class SkewedLauncher:
         if not self._is_skewed(process):
             return self._launcher.launch(arguments, log)
         self.skewed.add(process)
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.kit.skewed", str(self._by_s), "--", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=child_environment(),
-                start_new_session=True,
-                cwd=Path(__file__).parents[3],
-            )
+        wrong = FreshLauncher("tests.faults.kit.skewed", str(self._by_s), "--")
+        return wrong.launch(arguments, log)
 
     def close(self) -> None:
         """The launcher is its maker's."""
