@@ -11,7 +11,9 @@ from tests.compose.deployed import ADDRESSES, Deployed, pipeline
 from tests.compose.engine import Engine
 from tests.compose.machine import snapshot
 from tests.compose.monitoring import dashboard_expressions, scrape_server_name, scrape_targets
-from tests.compose.pairs import check_joined, expected_pairs
+from tests.faults.kit.checkers import Facts, JoinedLine, check, joined_twice, joined_wrong, lost
+from tests.faults.kit.feeder import Truth
+from tests.faults.kit.output import id_of
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
 
@@ -121,10 +123,14 @@ def test_a_datacenter_dies_and_comes_back_and_every_pair_is_there_once(deployed:
     }
     west_logs = deployed.volume("west-logs")
     assert logs == {name: content for name, content in west_logs.items() if name.endswith(".jsonl")}
-    expected = expected_pairs(_lines(logs, "/queries/"), _lines(logs, "/clicks/"))
-    assert len(expected) == truth["distinct_joined_pairs"]
-    outputs = {f"{d}/{name}": c for d in ("east", "west") for name, c in deployed.volume(f"{d}-data").items()}
-    check_joined(_lines(outputs, "/out/joined/"), expected)
+    known = _truth(_lines(logs, "/queries/"), _lines(logs, "/clicks/"))
+    assert len(known.pairs) == truth["distinct_joined_pairs"]
+    joined = [
+        JoinedLine(datacenter, datacenter, id_of(line), line + b"\n")
+        for datacenter in ("east", "west")
+        for line in _lines(deployed.volume(f"{datacenter}-data"), "out/joined/")
+    ]
+    check(Facts(known, joined), (joined_twice, joined_wrong, lost)).hold()
 
 
 def test_the_operator_sees_every_process_and_the_fates_add_up(deployed: Deployed) -> None:
@@ -200,6 +206,14 @@ def _joined(deployed: Deployed) -> tuple[int, int]:
 def _decided(text: str, truth: dict[str, int]) -> bool:
     events = figure(text, "photon_dispatcher_events_total")
     return events == truth["foreign_rows"] and figure(text, "photon_dispatcher_pending_events") == 0
+
+
+def _truth(queries: list[bytes], clicks: list[bytes]) -> Truth:
+    """What must become of the clicks."""
+    truth = Truth({str(id_of(line)): line for line in queries}, {str(id_of(line)): line for line in clicks})
+    named = {text: json.loads(line)["primary_id"] for text, line in truth.clicks.items()}
+    truth.pairs = {text: primary for text, primary in named.items() if primary in truth.queries}
+    return truth
 
 
 def _lines(files: dict[str, bytes], part: str) -> list[bytes]:
