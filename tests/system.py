@@ -49,6 +49,14 @@ def write_lines(path: Path, events: Iterable[Mapping[str, Any] | bytes]) -> None
             file.write(event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
 
 
+def write_logs(directory: Path, count: int) -> Path:
+    """Queries q0, q1, ... and a click on each, c0, c1, ...; the directory."""
+    write_lines(directory / "queries" / "q.jsonl", ({"id": f"q{n}"} for n in range(count)))
+    clicks = ({"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(count))
+    write_lines(directory / "clicks" / "c.jsonl", clicks)
+    return directory
+
+
 def read_lines(directory: Path, growing: bool = False) -> list[dict[str, Any]]:
     """The lines of all files below it; while they are `growing`, without one that is half written."""
     if not directory.exists():

@@ -20,6 +20,7 @@ from tests.system import (
     read_lines,
     start_photon,
     write_lines,
+    write_logs,
 )
 from tests.waiting import wait_until
 
@@ -220,10 +221,8 @@ def test_a_run_whose_ports_are_anothers_by_now_neither_sees_nor_changes_it(runni
 @pytest.mark.cluster
 @pytest.mark.long
 def test_of_a_run_that_has_ended_its_files_tell(tmp_path, command):
-    logs, out = tmp_path / "logs", tmp_path / "out"
-    write_lines(logs / "queries" / "q.jsonl", [{"id": f"q{n}", "ts_us": n} for n in range(20)])
-    clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(20)]
-    write_lines(logs / "clicks" / "c.jsonl", [*clicks, {"id": "early", "primary_id": "late", "ts_us": 1}])
+    logs, out = write_logs(tmp_path / "logs", 20), tmp_path / "out"
+    write_lines(logs / "clicks" / "d.jsonl", [{"id": "early", "primary_id": "late", "ts_us": 1}])
     run = start_photon(*join_arguments(logs, out, "--follow"))
     try:
         wait_until(lambda: len(joined_pairs(out, growing=True)) == 20)
@@ -242,7 +241,7 @@ def test_of_a_run_that_has_ended_its_files_tell(tmp_path, command):
     told = json.loads(command("status", "--work", out, "--json").out)
     assert told["ended"] and told["fates"]["east"]["adds_up"] and told["joiner-east"] is None
     waits = json.loads(command(*tried).out)
-    assert waits["pending"]["east"]["file"] == str(logs / "clicks" / "c.jsonl")
+    assert waits["pending"]["east"]["file"] == str(logs / "clicks" / "d.jsonl")
     assert (waits["registry"], waits["joined"]) == (None, [])
     joined = command("explain", "c3", "--work", out)
     assert joined.out.startswith("c3: joined\n  registry       registered in shard 0 by joiner-east")
@@ -296,23 +295,3 @@ def test_dead_letters_are_listed_shown_and_replayed_into_the_next_run(tmp_path, 
     assert fates_add_up(second)
     assert joined_pairs(out) == {("q", "c"): 1, ("p", "o0"): 1, ("p", "o1"): 1, ("p", "o2"): 1}
     assert not list((out / ".photon" / "east" / "dispatcher" / "inbox").glob("*.jsonl"))
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-def test_a_first_run_can_leave_out_what_is_old_and_fewer_joiners_than_before_are_refused(tmp_path, command):
-    logs, out = tmp_path / "logs", tmp_path / "out"
-    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
-    clicks = [{"id": f"c{n}", "primary_id": "q", "ts_us": n * 1_000_000} for n in range(1, 11)]
-    write_lines(logs / "clicks" / "c.jsonl", clicks)
-    done = command(
-        "dispatcher", "init", "--from", 8, "--work", out / ".photon", "--foreign", logs / "clicks" / "*.jsonl"
-    )
-    assert done.status == 0, done.err
-    (tmp_path / "photon.toml").write_text("[joiner]\nprocesses = 2\n")
-    first = json.loads(photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml")).stdout)
-    assert sorted(foreign for _, foreign in joined_pairs(out)) == ["c10", "c8", "c9"]
-    assert first["foreign_events"] == 3
-    fewer = photon(*join_arguments(logs, out))
-    assert fewer.returncode == 2
-    assert "joiner.processes = 2" in fewer.stderr

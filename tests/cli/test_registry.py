@@ -30,17 +30,19 @@ from photon.core.settings import Settings, load_settings
 from photon.raft.home import Home
 from photon.rpc import idregistry_pb2 as pb
 from tests.ports import free_ports
-from tests.system import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
+from tests.system import (
+    PHOTON,
+    children_of,
+    join_arguments,
+    joined_pairs,
+    photon,
+    start_photon,
+    write_lines,
+    write_logs,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
-
-
-def make_logs(directory: Path) -> Path:
-    write_lines(directory / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
-    clicks = [{"id": f"c{n}", "primary_id": "q", "ts_us": n} for n in range(200)]
-    write_lines(directory / "clicks" / "c.jsonl", clicks)
-    return directory
 
 
 def statuses(work: Path) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def statuses(work: Path) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_running_system_is_resharded_and_told_why_when_it_can_not_be(tmp_path: Path) -> None:
-    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     work = out / ".photon"
     (tmp_path / "photon.toml").write_text("[registry]\nclock_skew_s = 0.5\n")
     process = start_photon(*join_arguments(logs, out, "--follow", "--config", tmp_path / "photon.toml"))
@@ -74,7 +76,7 @@ def test_a_running_system_is_resharded_and_told_why_when_it_can_not_be(tmp_path:
 
 @pytest.mark.long
 def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp_path: Path) -> None:
-    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     work = out / ".photon"
     assert photon(*join_arguments(logs, out)).returncode == 0
     shutil.rmtree(work / "registry" / "r1")
@@ -98,7 +100,7 @@ def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp
 
 @pytest.mark.long
 def test_a_disk_lost_during_a_run_is_told_of_and_replaced_by_the_next(tmp_path: Path) -> None:
-    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     work, errors = out / ".photon", tmp_path / "stderr"
     with errors.open("w") as stderr:
         process = start_photon(*join_arguments(logs, out, "--follow"), stderr=stderr)
@@ -108,7 +110,7 @@ def test_a_disk_lost_during_a_run_is_told_of_and_replaced_by_the_next(tmp_path: 
             os.kill(children_of(process.pid)["registry-r0"], signal.SIGKILL)
             wait_until(lambda: "run the same command again: it will be replaced" in errors.read_text())
             wait_until(lambda: "killed by signal 9); not started again" in errors.read_text())
-            write_lines(logs / "clicks" / "d.jsonl", [{"id": "d", "primary_id": "q", "ts_us": 1}])
+            write_lines(logs / "clicks" / "d.jsonl", [{"id": "d", "primary_id": "q0", "ts_us": 1}])
             wait_until(lambda: len(joined_pairs(out, growing=True)) == 201, 60.0)
             assert not (work / "registry" / "r0").exists()
         finally:
@@ -137,7 +139,7 @@ def gone(work: Path, name: str) -> list[str]:
 @pytest.mark.long
 def test_a_run_goes_on_with_a_replacement_that_was_begun(tmp_path: Path) -> None:
     """The new replica had started, and had learned nothing yet, when everything was killed."""
-    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     work = out / ".photon"
     assert photon(*join_arguments(logs, out)).returncode == 0
     shutil.rmtree(work / "registry" / "r1")
@@ -206,7 +208,7 @@ def test_most_disks_lost_during_a_run_end_it(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_roles_may_open_all_files_they_can_and_no_resharding_needs_more(tmp_path: Path) -> None:
-    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     limited = ["prlimit", "--nofile=200:300", *PHOTON, *map(str, join_arguments(logs, out, "--follow"))]
     process = subprocess.Popen(limited, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

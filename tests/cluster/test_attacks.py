@@ -10,31 +10,19 @@ from typing import Any
 import pytest
 
 from photon.cluster.preflight import RegistryMemory, check_apart
-from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, UsageError
 from photon.logs.files import glob_matches
-from tests.system import join, join_arguments, joined_pairs, photon, write_lines
+from tests.system import join, join_arguments, joined_pairs, photon, write_lines, write_logs
 
 EVENTS = 200
 Refusal = Callable[[Path], str]
-
-
-def make_logs(directory: Path) -> Path:
-    write_lines(directory / "queries" / "q.jsonl", [{"id": f"q{n}"} for n in range(EVENTS)])
-    write_clicks(directory, "c", EVENTS)
-    return directory
-
-
-def write_clicks(logs: Path, name: str, count: int) -> None:
-    clicks = [{"id": f"{name}{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(count)]
-    write_lines(logs / "clicks" / f"{name}.jsonl", clicks)
 
 
 @pytest.fixture(scope="module")
 def done_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with logs and the output of a run over them, not to be changed."""
     directory = tmp_path_factory.mktemp("attacked")
-    join(make_logs(directory / "logs"), directory / "out")
+    join(write_logs(directory / "logs", EVENTS), directory / "out")
     return directory
 
 
@@ -43,7 +31,8 @@ def attacked(done_run: Path, tmp_path: Path) -> Path:
     """A copy of it, with a log more to join."""
     copy = tmp_path / "run"
     shutil.copytree(done_run, copy)
-    write_clicks(copy / "logs", "d", 10)
+    more = [{"id": f"d{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(10)]
+    write_lines(copy / "logs" / "clicks" / "d.jsonl", more)
     return copy
 
 
@@ -101,7 +90,7 @@ def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(
 @pytest.mark.long
 def test_a_run_that_was_killed_before_the_registry_was_up_is_resumed(tmp_path: Path) -> None:
     work = tmp_path / "out" / ".photon"
-    join(make_logs(tmp_path / "logs"), tmp_path / "out")
+    join(write_logs(tmp_path / "logs", EVENTS), tmp_path / "out")
     shutil.rmtree(work / "registry")
     shutil.rmtree(work / "east")
     shutil.rmtree(tmp_path / "out" / "joined")
@@ -149,17 +138,8 @@ def test_fields_by_other_names_are_told_of_with_the_setting_that_names_them(tmp_
         assert f"[{side}]" in told
 
 
-def test_two_runs_at_once_do_not_write_one_output(command: Any, tmp_path: Path) -> None:
-    logs = make_logs(tmp_path / "logs")
-    with DirectoryLock(tmp_path / "out" / "joined"):
-        run = command(*join_arguments(logs, tmp_path / "out", "--work", tmp_path / "w"))
-    assert run.status == 1
-    assert run.err.count("\n") == 1
-    assert "another photon runs" in run.err
-
-
 def test_a_run_is_not_fed_with_its_own_output(command: Any, tmp_path: Path) -> None:
-    logs = make_logs(tmp_path / "logs")
+    logs = write_logs(tmp_path / "logs", EVENTS)
     run = command(
         *("join", "--primary", logs / "queries", "--foreign", tmp_path / "**" / "*.jsonl"),
         *("--out", tmp_path / "out", "--json"),
@@ -173,7 +153,7 @@ def test_a_run_is_not_fed_with_its_own_output(command: Any, tmp_path: Path) -> N
 def test_an_empty_pattern_is_not_taken_for_the_current_directory(
     command: Any, tmp_path: Path, empty: str
 ) -> None:
-    logs = make_logs(tmp_path / "logs")
+    logs = write_logs(tmp_path / "logs", EVENTS)
     run = command(*join_arguments(logs, tmp_path / "out", empty, ""))
     assert run.status == 2
     assert run.err.count("\n") == 1
@@ -183,7 +163,7 @@ def test_an_empty_pattern_is_not_taken_for_the_current_directory(
 def test_a_path_that_is_no_utf_8_is_told_in_a_line(command: Any, tmp_path: Path, option: str) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")
     os.mkdir(odd)
-    run = command(*join_arguments(make_logs(tmp_path / "logs"), tmp_path / "out", option, odd))
+    run = command(*join_arguments(write_logs(tmp_path / "logs", EVENTS), tmp_path / "out", option, odd))
     assert run.status == 2
     assert run.err.count("\n") == 1
     assert "not UTF-8" in run.err
@@ -246,29 +226,10 @@ def test_a_work_directory_goes_with_its_own_output_alone(command: Any, attacked:
     assert joined_pairs(other) == {}
 
 
-@pytest.mark.long
-def test_a_datacenter_cannot_be_left_out_of_a_resumed_run(command: Any, tmp_path: Path) -> None:
-    """It may have registered what it has not written yet; the others would count that as duplicate."""
-    logs = make_logs(tmp_path / "logs")
-    join(logs, tmp_path / "out", "--datacenters", 2)
-    run = command(*join_arguments(logs, tmp_path / "out"))
-    assert (run.status, run.out) == (2, "")
-    assert "use --datacenters 2" in run.err
-    assert join(logs, tmp_path / "out", "--datacenters", 3)["joined"] == EVENTS
-
-
-def test_another_field_for_the_id_is_refused_on_a_resumed_run(command: Any, attacked: Path) -> None:
-    config = attacked / "photon.toml"
-    config.write_text("[foreign]\nid = 'uid'\n")
-    run = command(*join_arguments(attacked / "logs", attacked / "out", "--config", config))
-    assert run.status == 2
-    assert "foreign.id was id when" in run.err
-
-
 def test_primary_logs_that_are_not_there_end_a_run_before_it_gives_up_every_event(
     command: Any, tmp_path: Path
 ) -> None:
-    logs = make_logs(tmp_path / "logs")
+    logs = write_logs(tmp_path / "logs", EVENTS)
     (logs / "queries" / "q.jsonl").unlink()
     run = command(*join_arguments(logs, tmp_path / "out"))
     assert run.status == 2

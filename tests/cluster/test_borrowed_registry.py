@@ -10,7 +10,7 @@ from photon.core.errors import LockedError, UsageError
 from photon.core.settings import parse_settings
 from photon.rpc.network import Network
 from tests.certificates import Authority
-from tests.system import join, join_arguments, photon, write_lines
+from tests.system import join, join_arguments, photon, write_logs
 
 pytestmark = pytest.mark.cluster
 
@@ -20,10 +20,7 @@ CLICKS = 200
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     """The output of a run that is over: 200 clicks joined."""
-    logs = tmp_path_factory.mktemp("run")
-    write_lines(logs / "queries" / "a.jsonl", ({"id": f"q{n}"} for n in range(CLICKS)))
-    clicks = ({"id": f"c{n}", "primary_id": f"q{n}", "ts_us": 1_000_000 + n} for n in range(CLICKS))
-    write_lines(logs / "clicks" / "a.jsonl", clicks)
+    logs = write_logs(tmp_path_factory.mktemp("run"), CLICKS)
     assert join(logs, logs / "out")["joined"] == CLICKS
     return logs / "out"
 

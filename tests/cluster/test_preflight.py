@@ -105,6 +105,13 @@ def test_a_joiner_that_is_left_out_is_refused_by_its_name_though_there_are_as_ma
         resumed(here, {"east": 2, "west": 1})
 
 
+def test_a_run_is_not_resumed_with_another_field_for_the_id(here):
+    made(here / "w", here / "a")
+    other = replace(Settings(), foreign=replace(Settings().foreign, id="uid"))
+    with pytest.raises(SettingsError, match=r"foreign\.id was id when"):
+        check_same_run(here / "w", here / "a", other, {"east": 1}, 0)
+
+
 def test_a_leader_must_be_a_replica(here):
     settings = Settings(registry=replace(Registry(), leaders=("r2", "r9")))
     with pytest.raises(

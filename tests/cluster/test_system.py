@@ -272,25 +272,9 @@ def test_the_mistake_is_told_with_the_name_of_its_file(tmp_path: Path):
         read_system(config, None)
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:7400", "10.1.2.3:7400", "joiner:7400"])
-def test_beyond_loopback_nothing_listens_without_tls_unless_asked_in_so_many_words(listen):
-    with pytest.raises(UsageError, match="insecure_beyond_loopback = true"):
-        Network().bound(listen)
-    assert Network(insecure_beyond_loopback=True).bound(listen) == listen
-
-
-def test_what_is_bound_may_differ_from_what_is_advertised():
-    assert Network(bind="127.0.0.1").bound("joiner:7420") == "127.0.0.1:7420"
-
-
 def test_an_ipv6_address_is_found_among_what_is_dialed_instead():
     network = Network(via={"[fd00::2]:7401": "[fd00::9]:27401"})
     assert network.dialed("fd00::2", 7401) == ("fd00::9", 27401)
-
-
-@pytest.mark.parametrize("bind", ["::1", "[::1]"])
-def test_an_ipv6_address_is_bound_with_its_brackets(bind):
-    assert Network(bind=bind).bound("joiner:7420") == "[::1]:7420"
 
 
 def test_every_role_has_its_metrics_and_its_place_in_the_settings():

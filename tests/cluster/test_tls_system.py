@@ -10,7 +10,7 @@ import pytest
 from photon.rpc.network import Tls
 from tests.certificates import Authority
 from tests.fuzz.site import ROLES, Site
-from tests.system import environment, fates_add_up, join, joined_pairs, photon, write_lines
+from tests.system import environment, fates_add_up, join, joined_pairs, photon, write_logs
 
 EVENTS = 200
 
@@ -27,13 +27,6 @@ def configure(path: Path, tls: Tls) -> Path:
     return path
 
 
-def make_logs(directory: Path) -> Path:
-    write_lines(directory / "queries" / "q.jsonl", [{"id": f"q{n}"} for n in range(EVENTS)])
-    clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(EVENTS)]
-    write_lines(directory / "clicks" / "c.jsonl", clicks)
-    return directory
-
-
 @pytest.mark.cluster
 def test_a_run_inside_tls_joins_each_event_once_with_what_photon_certs_has_made(
     tmp_path: Path, command: Any
@@ -43,7 +36,7 @@ def test_a_run_inside_tls_joins_each_event_once_with_what_photon_certs_has_made(
     config = tmp_path / "photon.toml"
     config.write_text(made.out + "[metrics]\nserve = true\n", "utf-8")
     out = tmp_path / "out"
-    summary = join(make_logs(tmp_path / "logs"), out, "--config", config, "--datacenters", 2)
+    summary = join(write_logs(tmp_path / "logs", EVENTS), out, "--config", config, "--datacenters", 2)
     assert summary["joined"] == EVENTS and fates_add_up(summary)
     assert set(joined_pairs(out).values()) == {1}
     logs = b"".join(path.read_bytes() for path in (out / ".photon" / "logs").iterdir())
@@ -129,7 +122,7 @@ def test_a_certificate_that_ends_soon_is_told_of_in_the_log(authority: Authority
 
 def test_no_run_starts_with_files_that_can_not_be_used(tmp_path: Path, authority: Authority) -> None:
     late = authority.issue("late2", days=-1)
-    logs = make_logs(tmp_path / "logs")
+    logs = write_logs(tmp_path / "logs", EVENTS)
     arguments = ["--primary", logs / "queries", "--foreign", logs / "clicks", "--out", tmp_path / "out"]
     done = photon("join", *arguments, "--config", configure(tmp_path / "photon.toml", late))
     assert done.returncode == 2

@@ -16,7 +16,7 @@ from photon.core.errors import LockedError
 from photon.raft.home import Home
 from photon.raft.rules.members import command_of, founding
 from photon.raft.store import ReplicaStore
-from tests.system import join_arguments, joined_pairs, photon, start_photon, write_lines
+from tests.system import join_arguments, joined_pairs, photon, start_photon, write_logs
 
 FOUNDERS = ("r0", "r1", "r2")
 MAJORITY = 2
@@ -194,26 +194,6 @@ def test_two_that_are_gone_may_have_decided_without_the_third(tmp_path: Path) ->
     assert members_of(tmp_path, 3).mostly_lost
 
 
-def test_replacements_of_founders_that_were_never_met_are_cleared(tmp_path: Path) -> None:
-    """As versions before left them: with other founders in one, and ever more directories."""
-    start_founder(tmp_path, "r0", "listed")
-    start_founder(tmp_path, "r1", "cut", ("r0", "r1", "r3"))
-    for number in (3, 4, 5):
-        start_founder(tmp_path, f"r{number}", "listed")
-        home = Home(tmp_path / "registry" / "r0")
-        home.identity_seen(f"r{number}", identity_of(tmp_path / "registry" / f"r{number}"))
-        home.close()
-    clear_unfounded(tmp_path, 3)
-    assert members_of(tmp_path, 3).names == ["r0", "r1", "r2"]
-    assert not (tmp_path / "registry").exists()
-
-
-def identity_of(directory: Path) -> bytes:
-    home = Home(directory)
-    home.close()
-    return home.identity
-
-
 def test_clearing_that_was_cut_short_is_finished(tmp_path: Path) -> None:
     start_founder(tmp_path, "r0", "listed")
     (tmp_path / "registry").rename(tmp_path / "registry.unfounded")
@@ -238,13 +218,6 @@ def test_who_still_runs_is_waited_for_and_then_refused(
 
 
 PAIRS = 50
-
-
-def make_logs(directory: Path) -> Path:
-    write_lines(directory / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
-    clicks = [{"id": f"c{n}", "primary_id": "q", "ts_us": n} for n in range(PAIRS)]
-    write_lines(directory / "clicks" / "c.jsonl", clicks)
-    return directory
 
 
 @dataclass(frozen=True)
@@ -294,13 +267,13 @@ def start_and_kill(logs: Path, out: Path, moment: Moment) -> None:
 def test_a_run_that_is_killed_in_its_first_second_goes_on_when_it_is_run_again(
     tmp_path: Path, moments: list[Moment]
 ) -> None:
-    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    logs, out = write_logs(tmp_path / "logs", PAIRS), tmp_path / "out"
     for moment in moments:
         start_and_kill(logs, out, moment)
     done = photon(*join_arguments(logs, out), timeout=60.0)
     assert done.returncode == 0, done.stderr
     assert "takes its place" not in done.stderr
-    assert joined_pairs(out) == {("q", f"c{n}"): 1 for n in range(PAIRS)}
+    assert joined_pairs(out) == {(f"q{n}", f"c{n}"): 1 for n in range(PAIRS)}
     assert json.loads(done.stdout)["joined"] == PAIRS
     names = sorted(path.name for path in (out / ".photon" / "registry").iterdir())
     assert names == ["r0", "r1", "r2"]

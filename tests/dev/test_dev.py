@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import signal
-import time
 from collections import Counter
 
 import pytest
@@ -12,12 +10,8 @@ from click.testing import CliRunner
 
 from photon.cli.dev import command, duration
 from photon.cli.explain import command as explain
-from photon.cluster.local_cluster import LocalCluster
-from photon.cluster.nursery import Nursery
-from photon.cluster.statuses import StatusReader
-from photon.core.errors import PhotonError, UsageError
-from photon.core.settings import Settings
-from photon.dev.plan import logs_of, make_logs, plan_dev
+from photon.core.errors import PhotonError
+from photon.dev.plan import logs_of
 from tests.ports import free_ports
 from tests.system import children_of, joined_pairs, photon, read_lines, start_photon, write_lines
 from tests.waiting import wait_until
@@ -74,82 +68,6 @@ def test_an_outage_that_ends_when_the_run_does_neither_loses_nor_doubles_an_even
     truth = {(click["primary_id"], click["id"]) for click in written}
     assert joined_pairs(out) == Counter(dict.fromkeys(truth, 1))
     assert summary["joined"] == len(truth) > 100
-
-
-class Site:
-    """A LocalCluster with logs that the test writes itself."""
-
-    def __init__(self, home):
-        self.work, self.out = home / "work", home / "out"
-        self.work.mkdir()
-        self.out.mkdir()
-        self.topology = plan_dev(Settings(), self.work, self.out, [], [], 2, random.Random())
-        make_logs(self.topology, self.work)
-        self.nursery = Nursery()
-        self.system = LocalCluster(self.topology, self.work, self.nursery)
-        self.system.start()
-        self.reader = StatusReader(self.topology)
-
-    def until(self, condition, seconds=90.0):
-        def polled():
-            self.system.poll()
-            return condition()
-
-        wait_until(polled, seconds, lambda: f"did not happen in time: {self.system.supervisor.notices}")
-
-    def silent(self):
-        return {*self.reader.read().silent()}
-
-    def fates(self, datacenter):
-        return next(
-            (d["fates"] for d in self.reader.read().of("dispatcher") if d["datacenter"] == datacenter), {}
-        )
-
-    def write(self, number):
-        now_us = time.time_ns() // 1_000
-        for name in ("east", "west"):
-            logs, file = logs_of(self.work, name), f"{number}.jsonl"
-            write_lines(logs / "queries" / file, [{"id": f"q{number}", "ts_us": now_us}])
-            click = {"id": f"c{number}", "primary_id": f"q{number}", "ts_us": now_us}
-            write_lines(logs / "clicks" / file, [click])
-
-    def close(self):
-        self.reader.close()
-        self.system.kill()
-        self.nursery.close()
-
-
-@pytest.mark.cluster
-def test_the_other_datacenter_goes_on_alone_and_the_restored_one_catches_up(tmp_path):
-    site = Site(tmp_path)
-    try:
-        system, east = site.system, ["registry-r0", "eventstore-east", "joiner-east", "dispatcher-east"]
-        assert system.processes_of("east") == east and system.processes_of("central") == ["registry-r4"]
-        assert system.datacenters() == ["east", "west", "east-2", "west-2", "central"]
-        with pytest.raises(UsageError, match="no process runs in a datacenter 'north'"):
-            system.kill_datacenter("north")
-        site.until(lambda: not site.silent())
-        pids = [system.pid_of(name) for name in east]
-        system.kill_datacenter("east")
-        assert [system.pid_of(name) for name in east] == [None] * 4
-        for pid in pids:
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-        site.write(1)
-        site.until(lambda: site.fates("west").get("joined") == 1)
-        assert site.silent() == {*east} and all(system.is_down(name) for name in east)
-        system.restore_datacenter("east")
-        site.until(lambda: site.fates("east").get("duplicate") == 1)
-        site.until(lambda: not site.silent())
-        before = system.pid_of("joiner-west")
-        os.kill(before, signal.SIGKILL)
-        site.until(lambda: system.pid_of("joiner-west") not in (before, None))
-        site.write(2)
-        site.until(lambda: sum(site.fates(name).get("joined", 0) for name in ("east", "west")) == 2)
-        system.stop()
-        assert joined_pairs(site.out) == {("q1", "c1"): 1, ("q2", "c2"): 1}
-    finally:
-        site.close()
 
 
 SETTINGS = """

@@ -8,7 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from photon.cli.dev import command
+from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.registry_replicas import Members
+from photon.cluster.supervisor import FreshLauncher
 from photon.cluster.topology import write_topology
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import Settings, load_settings
@@ -64,6 +66,16 @@ def test_two_pipelines_are_in_two_regions_and_each_reads_its_own_logs(plan, tmp_
     assert east.primary == (str(logs_of(tmp_path / "work", "east") / "queries" / "*.jsonl"),)
     assert west.foreign == (str(logs_of(tmp_path / "work", "west") / "clicks" / "*.jsonl"),)
     assert fed_datacenters(topology, tmp_path / "work") == ["east", "west"]
+
+
+def test_the_processes_of_a_datacenter_are_known_by_its_name(plan, tmp_path):
+    cluster = LocalCluster(plan(), tmp_path / "work", FreshLauncher())
+    assert cluster.datacenters() == ["east", "west", "east-2", "west-2", "central"]
+    assert cluster.processes_of("east") == [
+        "registry-r0", "eventstore-east", "joiner-east", "dispatcher-east"
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="no process runs in a datacenter 'north'"):
+        cluster.kill_datacenter("north")
 
 
 def test_every_process_has_an_address_of_its_own(plan):
