@@ -130,51 +130,52 @@ def test_the_pairs_of_all_datacenters_are_counted_together(tmp_path: Path) -> No
         west_0=joined_line("é", 7),
     )
     report = check_pairs(joined)
-    assert (report.files, report.lines, report.distinct, report.repeated) == (3, 3, 3, 0)
+    assert (report.lines, report.distinct, report.repeated) == (3, 3, 0)
     expected = digest(("q1", "c1"), ("q1", "c2"), ("7", "é"))
     assert report.sha256 == expected
     assert report.problems(3, expected) == []
 
 
-def test_an_event_joined_in_two_datacenters_is_found(tmp_path: Path) -> None:
-    joined = write_joined(tmp_path, east_0=joined_line("c1", "q1"), west_0=joined_line("c1", "q1"))
-    report = check_pairs(joined)
-    assert (report.lines, report.distinct, report.repeated) == (2, 1, 1)
-    assert report.sha256 == digest(("q1", "c1"))
-    problems = report.problems(1, report.sha256)
-    assert "2 joined lines instead of 1" in problems and "1 lines join a foreign event again" in problems
-    assert any("'c1' is joined again" in line and "west" in line for line in problems)
-
-
-def test_an_event_joined_again_with_another_primary_or_in_one_file_is_found(tmp_path: Path) -> None:
-    joined = write_joined(
-        tmp_path, east_0=joined_line("c1", "q1") + joined_line("c1", "q2") + joined_line("c1", "q1")
-    )
-    report = check_pairs(joined)
-    assert (report.lines, report.distinct, report.repeated) == (3, 1, 2)
-
-
-def test_a_line_with_another_primary_than_it_names_is_found(tmp_path: Path) -> None:
-    joined = write_joined(tmp_path, east_0=joined_line("c1", "q1") + joined_line("c2", "q1", inside="q9"))
-    report = check_pairs(joined)
-    assert report.mismatched == 1
-    assert "'c2' names the primary 'q1' and holds 'q9'" in report.examples[0]
-
-
-def test_lines_that_are_no_joined_events_are_found(tmp_path: Path) -> None:
-    bad = b'{"id":"c2","primary_id":"q1"}\n' + b"{\n" + b'{"id":"c3","primary_id":"q1","primary":{}}\n'
-    joined = write_joined(tmp_path, east_0=joined_line("c1", "q1") + bad + joined_line("c4", "q1")[:-1])
-    report = check_pairs(joined)
-    assert (report.lines, report.unreadable, report.distinct) == (5, 4, 1)
-    assert [line.split(": ")[0].rpartition(":")[2] for line in report.examples] == ["2", "3", "4", "5"]
-
-
-def test_a_last_line_without_its_end_is_found(tmp_path: Path) -> None:
-    report = check_pairs(
-        write_joined(tmp_path, east_0=joined_line("c1", "q1") + joined_line("c2", "q1")[:-1])
-    )
-    assert (report.lines, report.unreadable, report.distinct) == (2, 1, 1)
-    assert report.problems(2, report.sha256)[0] == "1 lines are no joined event"
+@pytest.mark.parametrize(
+    ("files", "found", "told"),
+    [
+        pytest.param(
+            {"east_0": joined_line("c1", "q1"), "west_0": joined_line("c1", "q1")},
+            (2, 1, 1, 0, 0),
+            "1 lines join a foreign event again",
+            id="in two datacenters",
+        ),
+        pytest.param(
+            {"east_0": joined_line("c1", "q1") + joined_line("c1", "q2") + joined_line("c1", "q1")},
+            (3, 1, 2, 0, 0),
+            "2 lines join a foreign event again",
+            id="in one file, with another primary",
+        ),
+        pytest.param(
+            {"east_0": joined_line("c1", "q1") + joined_line("c2", "q1", inside="q9")},
+            (2, 2, 0, 1, 0),
+            "1 lines hold another primary than the one they name",
+            id="another primary inside",
+        ),
+        pytest.param(
+            {
+                "east_0": b'{"id":"c2","primary_id":"q1"}\n{\n{"id":"c3","primary_id":"q1","primary":{}}\n'
+                + joined_line("c1", "q1")
+                + joined_line("c4", "q1")[:-1]
+            },
+            (5, 1, 0, 0, 4),
+            "4 lines are no joined event",
+            id="no joined events, and a line without its end",
+        ),
+    ],
+)
+def test_what_is_wrong_with_joined_lines_is_found(
+    tmp_path: Path, files: dict[str, bytes], found: tuple[int, ...], told: str
+) -> None:
+    report = check_pairs(write_joined(tmp_path, **files))
+    counts = (report.lines, report.distinct, report.repeated, report.mismatched, report.unreadable)
+    assert counts == found
+    assert told in report.problems(report.lines, report.sha256)
 
 
 def test_another_digest_is_a_problem_and_no_directory_is_a_usage_error(tmp_path: Path) -> None:
