@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from joiner.output_files import LINES, PARQUET, complete_files
 from photon.cluster.registry_replicas import DiskWatch, Members
@@ -23,8 +23,6 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import PIPELINE_ROLES
 
 PORT_TRIES_MAX: Final = 5
-STILL_S_MAX: Final = 60.0
-"""After this long without progress, the rest is left to the joiners' end."""
 GRACE_S: Final = 10.0
 GRACE_S_MAX: Final = 600.0
 BYTES_PER_S_MIN: Final = 4 << 20
@@ -190,28 +188,6 @@ class LocalCluster:
 
     def _started(self, datacenter: str) -> list[str]:
         return [name for name in self.processes_of(datacenter) if name in self.supervisor.children]
-
-
-class Backlog:
-    """Whether the joiners get on with the files that are closed and not listed."""
-
-    def __init__(self) -> None:
-        self.files = 0
-        """That are worked on."""
-        self._seen: list[tuple[int, int]] | None = None
-        self._moved_s = 0.0
-
-    def goes_on(self, outputs: Sequence[Mapping[str, Any]], silent: int, now_s: float) -> bool:
-        """`outputs`: what the joiners say of theirs; `silent`: how many don't answer, perhaps restarting.
-
-        A joiner that is in trouble (a full disk) is not waited for.
-        """
-        at_work = [output for output in outputs if output["waiting"] and output["trouble"] is None]
-        seen = [(output["waiting"], output["progress"]) for output in at_work]
-        if seen != self._seen:
-            self._seen, self._moved_s = seen, now_s
-        self.files = sum(output["waiting"] for output in at_work)
-        return (self.files > 0 or silent > 0) and now_s - self._moved_s <= STILL_S_MAX
 
 
 def unlisted_files(topology: Topology) -> list[Path]:

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,6 @@ from photon.raft.home import read_groups, read_identity, read_peers
 from photon.raft.store import HardState
 
 if TYPE_CHECKING:
-    from idregistry.client import RegistryClient
     from idregistry.hosting import Table
 
 LOOK_S: Final = 2.0
@@ -256,43 +255,41 @@ def _age(table: "Table") -> tuple[int, int]:
     return table.age
 
 
-class Replacing:
-    """Tells the registry, in a thread, who takes whose place."""
+@contextlib.contextmanager
+def replacing(
+    topology: Topology, lost: list[tuple[str, str]], notice: Callable[[str], None]
+) -> Iterator[None]:
+    """Within the block a thread tells the registry who takes whose place."""
+    for old, new in lost:
+        notice(f"registry replica {old} has lost its disk: {new} takes its place")
+    stop = threading.Event()
+    if lost:
+        arguments = (topology, lost, notice, stop.is_set)
+        threading.Thread(target=_replace_all, args=arguments, name="replacing", daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
 
-    def __init__(
-        self, topology: Topology, lost: list[tuple[str, str]], notice: Callable[[str], None]
-    ) -> None:
-        self._topology = topology
-        self._lost = lost
-        self._notice = notice
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replacing", daemon=True)
 
-    def start(self) -> None:
-        for old, new in self._lost:
-            self._notice(f"registry replica {old} has lost its disk: {new} takes its place")
-        if self._lost:
-            self._thread.start()
+def _replace_all(
+    topology: Topology,
+    lost: list[tuple[str, str]],
+    notice: Callable[[str], None],
+    stopped: Callable[[], bool],
+) -> None:
+    from idregistry.client import RegistryAt
 
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _run(self) -> None:
-        from idregistry.client import RegistryAt
-
-        replicas = tuple(replica.grpc for replica in self._topology.replicas if not replica.joining)
-        with RegistryAt(replicas, self._topology.network("")).client(TIMEOUT_S) as client:
-            for old, new in self._lost:
-                self._replace(client, old, new)
-
-    def _replace(self, client: "RegistryClient", old: str, new: str) -> None:
-        row = self._topology.replica(new)
-        while not self._stop.is_set():
-            try:
-                client.replace(old, new, row.raft, row.grpc)
-                return
-            except UnavailableError:
-                continue  # it is starting; it has waited for its answer
-            except UsageError as error:
-                self._notice(f"registry replica {old} can't be replaced by {new}: {error}")
-                return
+    replicas = tuple(replica.grpc for replica in topology.replicas if not replica.joining)
+    with RegistryAt(replicas, topology.network("")).client(TIMEOUT_S) as client:
+        for old, new in lost:
+            row = topology.replica(new)
+            while not stopped():
+                try:
+                    client.replace(old, new, row.raft, row.grpc)
+                    break
+                except UnavailableError:
+                    continue  # it is starting; it has waited for its answer
+                except UsageError as error:
+                    notice(f"registry replica {old} can't be replaced by {new}: {error}")
+                    break

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from joiner.output_files import count_joined
 from photon.cluster.ledgers import ledger_of
-from photon.cluster.local_cluster import Backlog, LocalCluster, on_free_ports, placed, unlisted_files
+from photon.cluster.local_cluster import LocalCluster, on_free_ports, placed, unlisted_files
 from photon.cluster.nursery import Nursery
 from photon.cluster.preflight import (
     RegistryMemory,
@@ -29,7 +29,7 @@ from photon.cluster.preflight import (
     check_run,
     check_same_run,
 )
-from photon.cluster.registry_replicas import Replacing, clear_unfounded, members_of
+from photon.cluster.registry_replicas import clear_unfounded, members_of, replacing
 from photon.cluster.roles import ROLES
 from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
 from photon.cluster.supervisor import Launcher
@@ -51,6 +51,8 @@ FOLLOWING_S: Final = 1.0
 """A run that goes on tailing asks its processes this often: an answer costs each of them something."""
 STALL_S: Final = 120.0
 """Nothing moves for this long: the run ends with status 1; it can be resumed."""
+STILL_S_MAX: Final = 60.0
+"""After this long without progress, files that are not complete are left to the joiners' end."""
 _DRAINED_BY: Final = ("dispatcher", "eventstore", "joiner")
 
 
@@ -191,24 +193,21 @@ def running(
     for pipeline in topology.pipelines:
         check_workers(pipeline.home("dispatcher"), len(pipeline.dispatchers))
     lost = members_of(work, len(topology.replicas)).lost if replace else []
-    replacing = Replacing(topology, lost, notice)
     try:
         with (
             contextlib.closing(StatusReader(topology)) as reader,  # its imports go on beside the nursery's
             ThreadPoolExecutor(1, "asking") as pool,
+            replacing(topology, lost, notice),
         ):
             cluster.start_those(reads_on=False)
-            replacing.start()
             loop = RunLoop(cluster, reader, pool, ground.told_to_stop, notice, every_s)
             # Ids that are forgotten on purpose are not missed.
             if ground.joined_before and not settings.registry.retention_days:
                 _await_memory(loop, RegistryMemory(ground.joined_before, work))
             cluster.start_those(reads_on=True)
             yield loop
-        replacing.stop()
         cluster.stop()
     except BaseException:
-        replacing.stop()
         cluster.kill()
         raise
 
@@ -324,7 +323,7 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
             with running(cluster, job.work, ground, settings, display.notice, every_s) as loop:
                 draining = _Draining(job, loop, display, began)
                 loop.until(draining.is_over, _DRAINED_BY)
-                loop.until(_Completing(loop, display).is_over, ("joiner",))
+                loop.until(Completing(loop.told_to_stop, display).is_over, ("joiner",))
             return _summary(topology, draining, ground.joined_before, display)
 
         return on_free_ports(attempt, display.notice)
@@ -401,31 +400,37 @@ class _Draining:
         return False
 
 
-class _Completing:
+class Completing:
     """After a drain, the joiners complete what they closed, as long as they get on with it.
 
-    Those that are told to stop do so, too, but nobody may want to wait for that.
+    Those that are told to stop do so, too, but nobody may want to wait for that. A joiner that is in trouble
+    (a full disk) is not waited for; one that does not answer, perhaps restarting, is for a while.
     """
 
-    def __init__(self, loop: RunLoop, display: RunDisplay) -> None:
-        self._loop, self._display = loop, display
-        self._backlog = Backlog()
+    def __init__(self, told_to_stop: Sequence[int], display: RunDisplay) -> None:
+        self._told_to_stop, self._display = told_to_stop, display
+        self._seen: list[tuple[int, int]] | None = None
+        self._moved_s = 0.0
 
     def is_over(self, sample: Sample | None) -> bool:
         if sample is None:
             return False
-        outputs, silent = [joiner["output"] for joiner in sample.of("joiner")], sample.silent(("joiner",))
-        if not self._backlog.goes_on(outputs, len(silent), time.monotonic()):
+        outputs = [joiner["output"] for joiner in sample.of("joiner")]
+        at_work = [output for output in outputs if output["waiting"] and output["trouble"] is None]
+        seen = [(output["waiting"], output["progress"]) for output in at_work]
+        if seen != self._seen:
+            self._seen, self._moved_s = seen, sample.at_s
+        files = sum(output["waiting"] for output in at_work)
+        if not (files or sample.silent(("joiner",))) or sample.at_s - self._moved_s > STILL_S_MAX:
             return True
-        if self._loop.told_to_stop:
-            if self._backlog.files:
-                self._display.notice(
-                    f"{self._backlog.files} files of the joined logs are being completed; "
-                    "a second Ctrl-C leaves them to the next run"
-                )
-            return True
-        self._display.completing(self._backlog.files)
-        return False
+        if not self._told_to_stop:
+            self._display.completing(files)
+        elif files:
+            self._display.notice(
+                f"{files} files of the joined logs are being completed; "
+                "a second Ctrl-C leaves them to the next run"
+            )
+        return bool(self._told_to_stop)
 
 
 def _unpacking(work: Path) -> int:

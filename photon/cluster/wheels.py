@@ -12,7 +12,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,14 +104,12 @@ class WheelRun:
     def status(self) -> dict[str, Any]:
         """As `photon millwheel status` tells it."""
         now = time.time_ns() // 1_000
-        marks = {
-            name: {
-                "low_watermark_us": None if mark <= BEFORE or mark >= NEVER else mark,
-                "state": "not begun" if mark <= BEFORE else "ended" if mark >= NEVER else "moving",
-                "lag_s": None if mark <= BEFORE or mark >= NEVER else round((now - mark) / 1e6, 3),
-            }
-            for name, mark in self._authority.marks.items()
-        }
+        marks: dict[str, dict[str, Any]] = {}
+        for name, mark in self._authority.marks.items():
+            state = "not begun" if mark <= BEFORE else "ended" if mark >= NEVER else "moving"
+            marks[name] = {"low_watermark_us": None, "state": state, "lag_s": None}
+            if state == "moving":
+                marks[name] |= {"low_watermark_us": mark, "lag_s": round((now - mark) / 1e6, 3)}
         for name, lateness in self._stragglers.lateness_us.items():
             marks[name]["lateness_s"] = lateness / 1e6
         workers = {
@@ -227,22 +225,20 @@ class WheelRun:
             self._links[worker] = link
             self._beats[worker] = time.monotonic()
             self._authority.restore(marks)
-            self._send_marks(self._links)
+            self._send_all(links.MARKS, pack(self._authority.marks))
             self._send(worker, links.LATENESS, pack(self._stragglers.lateness_us))
             if self._ended:
                 self._send(worker, links.FINISH, b"")
         elif kind == links.REPORT:
             if self._authority.report(*said):
-                self._send_marks(self._links)
+                self._send_all(links.MARKS, pack(self._authority.marks))
             if self._authority.ended and not self._ended:
                 self._ended = True
-                for worker in list(self._links):
-                    self._send(worker, links.FINISH, b"")
+                self._send_all(links.FINISH, b"")
         elif kind in (links.STATUS, links.FINISHED):
             self._statuses[said[0]] = said[1]
             if self._stragglers.report(said[0], said[1]["late"]):
-                for worker in list(self._links):
-                    self._send(worker, links.LATENESS, pack(self._stragglers.lateness_us))
+                self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
             if kind == links.FINISHED:
                 self._finished.add(said[0])
         elif kind == links.BEAT:
@@ -261,10 +257,9 @@ class WheelRun:
                 return {"ok": True}
         return {"error": f"a question that this run does not know: {said!r}"}
 
-    def _send_marks(self, workers: Sequence[int] | dict[int, Link]) -> None:
-        marks = pack(self._authority.marks)
-        for worker in list(workers):
-            self._send(worker, links.MARKS, marks)
+    def _send_all(self, kind: int, payload: bytes) -> None:
+        for worker in list(self._links):  # who is lost by it leaves them
+            self._send(worker, kind, payload)
 
     def _send(self, worker: int, kind: int, payload: bytes) -> None:
         link = self._links.get(worker)

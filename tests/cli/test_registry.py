@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,7 +22,7 @@ from photon.cli.options import parse_time_us
 from photon.cli.registry import _write_joining_topology
 from photon.cluster.preflight import _check_replicas
 from photon.cluster.registry_access import Named
-from photon.cluster.registry_replicas import DiskWatch, Replacing, members_of
+from photon.cluster.registry_replicas import DiskWatch, members_of, replacing
 from photon.cluster.topology import Replica, Topology, read_topology, write_topology
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, UnavailableError, UsageError
@@ -285,8 +286,10 @@ roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
     assert (done.returncode, done.stderr) == (2, "photon: r1 has been replaced\n")
 
 
-def test_the_place_of_a_lost_replica_is_taken_by_one_with_an_ipv6_address(tmp_path: Path) -> None:
-    told = []
+def test_the_place_of_a_lost_replica_is_taken_by_one_with_an_ipv6_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
 
     class Client:
         def replace(self, old: str, new: str, raft: str, grpc: str) -> None:
@@ -295,8 +298,14 @@ def test_the_place_of_a_lost_replica_is_taken_by_one_with_an_ipv6_address(tmp_pa
 
     r3 = Replica("", "[::1]:7400", "[::1]:7401", name="r3", directory=str(tmp_path), joining=True)
     run = Topology(Settings(), [], [], "/out", "00", True, [r3], [])
-    Replacing(run, [("r0", "r3")], told.append)._replace(Client(), "r0", "r3")
-    assert told == [("r0", "r3", "[::1]:7401")]
+    registry = SimpleNamespace(client=lambda _: contextlib.nullcontext(Client()))
+    monkeypatch.setattr("idregistry.client.RegistryAt", lambda *_: registry)
+    with replacing(run, [("r0", "r3")], told.append):
+        wait_until(lambda: len(told) == 2)
+    assert told == [
+        "registry replica r0 has lost its disk: r3 takes its place",
+        ("r0", "r3", "[::1]:7401"),
+    ]
 
 
 SYSTEM = """

@@ -2,15 +2,17 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import joiner.parquet
 from joiner.output_files import complete_files, count_joined
 from photon.cluster import local_cluster as completing
-from photon.cluster.local_cluster import Backlog, grace_s, unlisted_files
-from photon.cluster.run import JoinJob, run_join
-from photon.cluster.statuses import RunDisplay
+from photon.cluster import run
+from photon.cluster.local_cluster import grace_s, unlisted_files
+from photon.cluster.run import Completing, JoinJob, run_join
+from photon.cluster.statuses import RunDisplay, Sample
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.settings import Joiner, Settings
 from tests.system import join, join_arguments, photon
@@ -38,27 +40,45 @@ class Slow(Adapter):
 """
 
 
-def says(waiting, progress=0, trouble=None):
-    return {"waiting": waiting, "progress": progress, "trouble": trouble}
+class Joiners:
+    """Asked one after the other; a joiner that says nothing is silent."""
+
+    def __init__(self, told_to_stop=()):
+        self.told = []
+        shown = SimpleNamespace(completing=self.told.append, notice=self.told.append)
+        self._completing = Completing(told_to_stop, shown)
+
+    def are_over(self, at_s, *outputs):
+        says = {
+            f"joiner-{n}": out and {"output": {"progress": 0, "trouble": None, **out}}
+            for n, out in enumerate(outputs)
+        }
+        return self._completing.is_over(Sample(at_s, says))
 
 
 def test_files_are_waited_for_as_long_as_there_is_progress():
-    still = completing.STILL_S_MAX
-    backlog = Backlog()
-    assert backlog.goes_on([says(3), says(1)], 0, 1_000.0)
-    assert backlog.files == 4
-    assert backlog.goes_on([says(3), says(1)], 0, 1_000.0 + still)
-    assert backlog.goes_on([says(3, progress=1), says(1)], 0, 1_001.0 + still)
-    assert backlog.goes_on([says(2, progress=1), says(1)], 0, 1_001.0 + 2 * still)
-    assert not backlog.goes_on([says(2, progress=1), says(1)], 0, 1_002.0 + 3 * still)
-    assert not Backlog().goes_on([says(0), says(0)], 0, 5.0)
+    still, joiners = run.STILL_S_MAX, Joiners()
+    three, two, one = {"waiting": 3}, {"waiting": 2, "progress": 1}, {"waiting": 1}
+    assert not joiners.are_over(1_000.0, three, one)
+    assert not joiners.are_over(1_000.0 + still, three, one)
+    assert not joiners.are_over(1_001.0 + still, {**three, "progress": 1}, one)
+    assert not joiners.are_over(1_001.0 + 2 * still, two, one)
+    assert joiners.are_over(1_002.0 + 3 * still, two, one)
+    assert joiners.told == [4, 4, 4, 3]
+    assert Joiners().are_over(5.0, {"waiting": 0}, {"waiting": 0})
 
 
 def test_a_joiner_in_trouble_is_not_waited_for_and_one_that_is_restarted_is_for_a_while():
-    assert not Backlog().goes_on([says(2, trouble="no space left"), says(0)], 0, 5.0)
-    backlog = Backlog()
-    assert backlog.goes_on([says(0)], 1, 5.0)
-    assert not backlog.goes_on([says(0)], 1, 6.0 + completing.STILL_S_MAX)
+    assert Joiners().are_over(5.0, {"waiting": 2, "trouble": "no space left"}, {"waiting": 0})
+    joiners = Joiners()
+    assert not joiners.are_over(5.0, {"waiting": 0}, None)
+    assert joiners.are_over(6.0 + run.STILL_S_MAX, {"waiting": 0}, None)
+
+
+def test_who_is_told_to_stop_says_what_is_left_and_waits_no_longer():
+    joiners = Joiners(told_to_stop=[2])
+    assert joiners.are_over(5.0, {"waiting": 2})
+    assert joiners.told[0].startswith("2 files of the joined logs are being completed")
 
 
 @pytest.fixture
@@ -140,7 +160,8 @@ def test_files_that_are_left_are_told_and_the_next_run_completes_them(
 ):
     logs, out, config = slow_run
     (tmp_path / "gate").touch()
-    for name in ("STILL_S_MAX", "GRACE_S", "GRACE_S_MAX"):
+    monkeypatch.setattr(run, "STILL_S_MAX", 0.5)
+    for name in ("GRACE_S", "GRACE_S_MAX"):
         monkeypatch.setattr(completing, name, 0.5)
     job = JoinJob([str(logs / "queries")], [str(logs / "clicks")], out, config, out / ".photon")
     cut_off = run_join(job, RunDisplay())
