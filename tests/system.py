@@ -1,12 +1,13 @@
 """Running the photon command and systems of it as a user does, and reading what they left behind."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,20 @@ def join(logs: Path, out: Path, *more: object) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
+
+
+@contextlib.contextmanager
+def following(logs: Path, out: Path, *more: object, stderr: Any = subprocess.PIPE) -> Iterator[Any]:
+    """A `photon join --follow` meanwhile. What it said last is in its `said`, on stdout and stderr."""
+    process: Any = start_photon(*join_arguments(logs, out, "--follow", *more), stderr=stderr)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.said = process.communicate(timeout=100)
+        finally:
+            process.kill()
 
 
 def write_lines(path: Path, events: Iterable[Mapping[str, Any] | bytes]) -> None:

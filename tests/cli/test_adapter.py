@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from itertools import accumulate
 from pathlib import Path
 
@@ -17,8 +18,7 @@ import zstandard
 
 from photon.cli.main import photon
 from photon.core.errors import AdapterError, StorageError, UsageError
-from tests.system import PHOTON, read_lines, write_lines
-from tests.system import photon as run_photon
+from tests.system import PHOTON, join, read_lines, write_logs
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "adapters.md").read_text("utf-8")
@@ -162,37 +162,35 @@ def test_an_adapter_that_interrupts_is_judged_as_any_other(own):
     assert "adapter raised KeyboardInterrupt: \\ud800 (users_own.py:4)" in result.output
 
 
+def run_with(own, code, count, settings=""):
+    """The summary of a join of so many clicks with the adapter of this code; its dead letters."""
+    (own / "users_own.py").write_text(
+        "import os, re, time\nfrom photon import Adapter, Skip\nclass Own(Adapter):\n"
+        f"    def join(self, primary, foreign):\n{textwrap.indent(textwrap.dedent(code), ' ' * 8)}"
+    )
+    write_logs(own, count)
+    (own / "photon.toml").write_text(f'[adapter]\nuse = "users_own:Own"\n{settings}')
+    return join(own, own / "out", "--config", own / "photon.toml"), read_lines(own / "out" / "dead-letters")
+
+
 @pytest.mark.cluster
 def test_in_a_run_the_adapter_changes_and_skips_events_and_where_it_raises_one_is_lost(own, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where Photon is; the adapter is in the current directory
-    (own / "users_own.py").write_text(
-        "from photon import Adapter, Skip\n"
-        "class Own(Adapter):\n"
-        "    def join(self, primary, foreign):\n"
-        "        if foreign.data['id'] == 'c7':\n"
-        "            raise LookupError('no such campaign:\\n7')\n"
-        "        if not primary.data['paid']:\n"
-        "            return Skip('not paid')\n"
-        "        return {'id': foreign.data['id'], 'query': primary.data['id']}\n"
-    )
-    write_lines(own / "q" / "q.jsonl", [{"id": f"q{n}", "paid": n % 2 == 1} for n in range(20)])
-    clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(20)]
-    write_lines(own / "c" / "c.jsonl", clicks)
-    (own / "photon.toml").write_text('[adapter]\nuse = "users_own:Own"\n')
-    done = run_photon(
-        "join", "--primary", own / "q", "--foreign", own / "c", "--out", own / "out", "--json",
-        "--config", own / "photon.toml",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    code = """
+    if foreign.data['id'] == 'c7':
+        raise LookupError('no such campaign:\\n7')
+    if int(primary.data['id'][1:]) % 2 == 0:
+        return Skip('not paid')
+    return {'id': foreign.data['id'], 'query': primary.data['id']}
+    """
+    summary, letters = run_with(own, code, 20)
     assert (summary["joined"], summary["filtered"], summary["adapter_error"]) == (9, 10, 1)
     paid = [f"q{n}" for n in range(1, 20, 2) if n != 7]
     assert sorted(row["query"] for row in read_lines(own / "out" / "joined")) == sorted(paid)
-    letters = read_lines(own / "out" / "dead-letters")
     assert [row["reason"] for row in letters].count("not paid") == 10
     (letter,) = [row for row in letters if row["fate"] != "filtered"]
-    assert letter["reason"] == "adapter raised LookupError: no such campaign: 7 (users_own.py:5)"
-    assert (letter["fate"], letter["event"]) == ("adapter_error", clicks[7])
+    assert letter["reason"] == "adapter raised LookupError: no such campaign: 7 (users_own.py:7)"
+    assert (letter["fate"], letter["event"]["id"]) == ("adapter_error", "c7")
 
 
 @pytest.mark.cluster
@@ -204,27 +202,10 @@ def test_in_a_run_an_event_that_hangs_or_kills_the_adapter_becomes_a_dead_letter
     own, monkeypatch, poison
 ):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (own / "users_own.py").write_text(
-        "import os, re, time\n"
-        "from photon import Adapter\n"
-        "class Own(Adapter):\n"
-        "    def join(self, primary, foreign):\n"
-        "        if foreign.data['id'] == 'c700':\n"
-        f"            {poison}\n"
-    )
-    write_lines(own / "q" / "q.jsonl", [{"id": f"q{n}"} for n in range(2000)])
-    clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(2000)]
-    write_lines(own / "c" / "c.jsonl", clicks)
-    (own / "photon.toml").write_text('[adapter]\nuse = "users_own:Own"\ntimeout_s = 1.0\n')
-    done = run_photon(
-        "join", "--primary", own / "q", "--foreign", own / "c", "--out", own / "out", "--json",
-        "--config", own / "photon.toml",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+    code = f"if foreign.data['id'] == 'c700': {poison}"
+    summary, (letter,) = run_with(own, code, 2_000, "timeout_s = 1.0\n")
     assert (summary["joined"], summary["adapter_error"], summary["pending"]) == (1999, 1, 0)
-    (letter,) = read_lines(own / "out" / "dead-letters")
-    assert letter["event"] == clicks[700] and "ended 3 times while the adapter worked" in letter["reason"]
+    assert letter["event"]["id"] == "c700" and "ended 3 times while the adapter worked" in letter["reason"]
 
 
 @pytest.fixture

@@ -36,21 +36,34 @@ def out(tmp_path):
     return tmp_path
 
 
-def test_a_line_is_found_by_the_id_at_its_path_however_it_is_escaped(out):
-    other = event("other", text=ASKED.id)  # holds the id, and is not it
-    lines = [
-        json.dumps(other, ensure_ascii=False),
+@pytest.fixture
+def lines(out):
+    """Writes the joined lines of a file."""
+    return lambda *lines, name="a": (out / "east" / f"{name}.jsonl").write_text("\n".join(lines), "utf-8")
+
+
+@pytest.fixture
+def tables(out):
+    """Writes a file of Parquet."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def write(name, *rows):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), out / "east" / f"{name}-000000.parquet")
+
+    return write
+
+
+def test_a_line_is_found_by_the_id_at_its_path_however_it_is_escaped(out, lines):
+    some = [
+        json.dumps(event("other", text=ASKED.id), ensure_ascii=False),  # holds the id, and is not it
         json.dumps(event(ASKED.id), ensure_ascii=False),
         json.dumps(event(ASKED.id), ensure_ascii=True),
     ]
-    torn = json.dumps(event(ASKED.id))[:-1]
-    (out / "east" / "joiner-east-000000.jsonl").write_text("\n".join([*lines, torn]), "utf-8")
+    lines(*some, json.dumps(event(ASKED.id))[:-1])  # a torn one
     found = sorted(joined_lines(out, ASKED), key=lambda row: row["offset"])
-    assert [row["line"] for row in found] == lines[1:]
-    assert [row["offset"] for row in found] == [
-        len(lines[0].encode()) + 1,
-        len("\n".join(lines[:2]).encode()) + 1,
-    ]
+    assert [row["line"] for row in found] == some[1:]
+    assert [row["offset"] for row in found] == [len("\n".join(some[:n]).encode()) + 1 for n in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -62,27 +75,23 @@ def test_a_line_is_found_by_the_id_at_its_path_however_it_is_escaped(out):
         ('"', r"\""),
     ],
 )
-def test_a_line_is_found_however_its_writer_spells_the_id(out, id_, written):
-    line = f'{{"id":"{written}"}}'
-    (out / "east" / "joiner-east-000000.jsonl").write_text(line + "\n")
-    asked = Asked(id_, b"", "id", "p")
-    assert [row["line"] for row in joined_lines(out, asked)] == [line]
+def test_a_line_is_found_however_its_writer_spells_the_id(out, lines, id_, written):
+    lines(line := f'{{"id":"{written}"}}', "")
+    assert [row["line"] for row in joined_lines(out, Asked(id_, b"", "id", "p"))] == [line]
 
 
-def test_a_line_that_spells_the_id_in_two_ways_is_told_once(out):
+def test_a_line_that_spells_the_id_in_two_ways_is_told_once(out, lines):
     both = json.dumps(event(ASKED.id)) + json.dumps(ASKED.id, ensure_ascii=False)
-    line = both.replace('}}"', '},"x":"') + "}"
-    assert json.loads(line)["x"] == ASKED.id
-    (out / "east" / "joiner-east-000000.jsonl").write_text(line + "\n", "utf-8")
+    lines(both.replace('}}"', '},"x":"') + "}", "")
     assert len(list(joined_lines(out, ASKED))) == 1
 
 
-def test_lines_on_both_sides_of_a_read_are_found_at_their_offsets(out, monkeypatch):
+def test_lines_on_both_sides_of_a_read_are_found_at_their_offsets(out, lines, monkeypatch):
     monkeypatch.setattr(reader, "BLOCK_BYTES", 50)
-    lines = [json.dumps(event(ASKED.id if n % 3 == 0 else "other", n=n)) + "\n" for n in range(20)]
-    (out / "east" / "joiner-east-000000.jsonl").write_text("".join(lines))
+    some = [json.dumps(event(ASKED.id if n % 3 == 0 else "other", n=n)) for n in range(20)]
+    lines(*some, "")
     found = [(row["offset"], row["line"]) for row in joined_lines(out, ASKED)]
-    assert found == [(len("".join(lines[:n])), lines[n][:-1]) for n in range(0, 20, 3)]
+    assert found == [(sum(len(one) + 1 for one in some[:n]), some[n]) for n in range(0, 20, 3)]
 
 
 def test_a_file_that_its_joiner_cuts_is_read_to_its_new_end(out, monkeypatch):
@@ -96,21 +105,15 @@ def test_a_file_that_its_joiner_cuts_is_read_to_its_new_end(out, monkeypatch):
     assert list(found) == []
 
 
-def test_a_file_that_is_completed_as_parquet_meanwhile_is_passed_over(out):
-    for name in "ab":
-        (out / "east" / f"{name}.jsonl").write_text(json.dumps(event(ASKED.id)) + "\n")
+def test_files_that_are_gone_meanwhile_are_passed_over_and_those_that_cannot_be_read_are_told(out, lines):
+    (out / "east" / "a.jsonl").mkdir()
+    for name in "bc":
+        lines(json.dumps(event(ASKED.id)), "", name=name)
     unreadable = {}
     found = joined_lines(out, ASKED, unreadable)
-    assert next(found)["file"].endswith("a.jsonl")
-    (out / "east" / "b.jsonl").unlink()
-    assert list(found) == [] and unreadable == {}
-
-
-def test_a_file_of_lines_that_cannot_be_read_is_told_and_the_others_are_looked_through(out):
-    (out / "east" / "a.jsonl").mkdir()
-    (out / "east" / "b.jsonl").write_text(json.dumps(event(ASKED.id)) + "\n")
-    unreadable = {}
-    assert len(list(joined_lines(out, ASKED, unreadable))) == 1
+    assert next(found)["file"].endswith("b.jsonl")
+    (out / "east" / "c.jsonl").unlink()  # completed as Parquet
+    assert list(found) == [] and unreadable.keys() == {str(out / "east" / "a.jsonl")}
     assert "Is a directory" in unreadable[str(out / "east" / "a.jsonl")]
 
 
@@ -124,80 +127,52 @@ def test_an_id_in_a_field_with_a_dot_in_its_name_is_found(out):
     assert [row["fate"] for row in letters_of(out, asked)] == ["unjoinable"]
 
 
-def test_a_row_is_found_in_parquet_once_though_its_lines_are_still_there(out):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+def test_a_row_is_found_in_parquet_once_though_its_lines_are_still_there(out, lines, tables):
     rows = [event("other", n=0), event(ASKED.id, n=1)]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), out / "east" / "a-000000.parquet")
-    texts = [{"event": json.dumps(row)} for row in rows]
-    parquet.write_table(pyarrow.Table.from_pylist(texts), out / "east" / "b-000000.parquet")
-    assert [(row["row"], json.loads(row["line"])["n"]) for row in joined_lines(out, ASKED)] == [
-        (1, 1),
-        (1, 1),
-    ]
-    (out / "east" / "a-000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tables("a", *rows)
+    tables("b", *({"event": json.dumps(row)} for row in rows))
+    assert [(row["row"], json.loads(row["line"])["n"]) for row in joined_lines(out, ASKED)] == [(1, 1)] * 2
+    lines(*map(json.dumps, rows), "", name="a-000000")
     assert len(list(joined_lines(out, ASKED))) == 2
 
 
-def test_a_parquet_file_that_cannot_be_read_is_told_and_the_others_are_looked_through(out):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+def test_parquet_that_cannot_be_read_is_told_and_the_others_are_looked_through(out, tables, monkeypatch):
     broken = out / "east" / "a-000000.parquet"
     broken.write_bytes(b"PAR1 and no more")
-    deep = out / "east" / "b-000000.parquet"
-    kind = pyarrow.int64()
+    nested = 1
     for _ in range(60):
-        kind = pyarrow.list_(kind)
-    parquet.write_table(pyarrow.schema([("deep", kind)]).empty_table(), deep)
-    parquet.write_table(pyarrow.Table.from_pylist([event(ASKED.id)]), out / "east" / "c-000000.parquet")
+        nested = [nested]
+    tables("b", {"deep": nested})
+    tables("c", event(ASKED.id))
     unreadable = {}
     assert len(list(joined_lines(out, ASKED, unreadable))) == 1
-    assert unreadable.keys() == {str(broken), str(deep)}
+    assert unreadable.keys() == {str(broken), str(out / "east" / "b-000000.parquet")}
     page = told({**NOTHING, "unreadable": unreadable})
-    assert "not all answer" in page[0]
-    assert any(str(deep) in line and "too deeply nested" in line for line in page)
-
-
-def test_parquet_files_without_pyarrow_are_told_to_be_unread(out, monkeypatch):
-    path = out / "east" / "a-000000.parquet"
-    path.write_bytes(b"PAR1")
+    assert "not all answer" in page[0] and any("too deeply nested" in line for line in page)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    unreadable = {}
     assert list(joined_lines(out, ASKED, unreadable)) == []
-    assert "install photon-joiner[parquet]" in unreadable[str(path)]
+    assert "install photon-joiner[parquet]" in unreadable[str(broken)]
     page = told({**NOTHING, "unreadable": unreadable, "registry": REGISTERED})
     assert "may stand in a file that cannot be read" in page[0]
 
 
-def test_rows_that_only_look_like_lines_are_no_trouble(out):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    whole = json.dumps(event(ASKED.id)).encode()
-    for name, values in (("a", [5]), ("b", ["x"]), ("c", [b"\xff", whole])):
-        rows = [{"event": value} for value in values]
-        parquet.write_table(pyarrow.Table.from_pylist(rows), out / "east" / f"{name}-000000.parquet")
+def test_rows_that_only_look_like_lines_are_no_trouble(out, tables):
+    for name, values in (("a", [5]), ("b", ["x"]), ("c", [b"\xff", json.dumps(event(ASKED.id)).encode()])):
+        tables(name, *({"event": value} for value in values))
     assert [(row["file"][-16:], row["row"]) for row in joined_lines(out, ASKED)] == [("c-000000.parquet", 1)]
 
 
-def test_a_line_nested_too_deeply_to_be_parsed_is_passed_over(out):
+def test_a_line_nested_too_deeply_to_be_parsed_is_passed_over(out, lines):
     deep = '{"x":"' + ASKED.id + '","deep":' + "[" * 100_000 + "]" * 100_000 + "}"
-    lines = [deep, json.dumps(event(ASKED.id)), ""]
-    (out / "east" / "joiner-east-000000.jsonl").write_text("\n".join(lines), "utf-8")
+    lines(deep, json.dumps(event(ASKED.id)), "")
     assert len(list(joined_lines(out, ASKED))) == 1
 
 
-@pytest.mark.parametrize("arguments", [["", "--work", "w"], ["c1", "--work", "w", "--primary-id", ""]])
-def test_an_empty_id_is_bad_usage(arguments):
-    result = CliRunner().invoke(command, arguments)
-    assert isinstance(result.exception, UsageError) and "is empty" in str(result.exception)
-
-
-@pytest.mark.parametrize(
-    "arguments", [["\udcff", "--work", "w"], ["c", "--work", "w", "--primary-id", "\udcff"]]
-)
-def test_an_id_that_is_no_utf_8_is_bad_usage(arguments):
-    result = CliRunner().invoke(command, arguments)
-    assert isinstance(result.exception, UsageError) and "\\xff: not UTF-8" in str(result.exception)
+@pytest.mark.parametrize(("given", "why"), [("", "is empty"), ("\udcff", "\\xff: not UTF-8")])
+def test_an_id_that_can_be_no_events_is_bad_usage(given, why):
+    for arguments in ([given, "--work", "w"], ["c1", "--work", "w", "--primary-id", given]):
+        result = CliRunner().invoke(command, arguments)
+        assert isinstance(result.exception, UsageError) and why in str(result.exception)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--work", "w", "--config", "c"]])
@@ -216,8 +191,8 @@ def test_directories_that_are_on_another_machine_are_told(out):
     assert "not all answer" in told({**NOTHING, "not_here": away})[0]
 
 
-def test_a_search_for_nothing_ends(out):
-    (out / "east" / "joiner-east-000000.jsonl").write_text('{"ctx":{"id":"c"}}\n{"ctx":{"id":"d"}}\n')
+def test_a_search_for_nothing_ends(out, lines):
+    lines('{"ctx":{"id":"c"}}', '{"ctx":{"id":"d"}}', "")
     assert list(joined_lines(out, Asked("", b"\1" * 16, "ctx.id", "ctx.query"))) == []
 
 

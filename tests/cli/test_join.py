@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ import zstandard
 
 from dispatcher.workers import fix_workers
 from tests.system import (
-    ENDS_S,
     fates_add_up,
+    following,
     join,
     join_arguments,
     joined_pairs,
     photon,
     read_lines,
-    start_photon,
     write_lines,
 )
 from tests.waiting import wait_until
@@ -144,8 +142,7 @@ def test_following_joins_what_is_written_ends_cleanly_when_told_and_can_not_be_c
     logs, out = tmp_path / "logs", tmp_path / "out"
     for name in ("queries", "clicks"):
         (logs / name).mkdir(parents=True)
-    process = start_photon(*join_arguments(logs, out, "--follow"))
-    try:
+    with following(logs, out) as process:
         clicks = (logs / "clicks" / "c.jsonl").open("ab", buffering=0)
         clicks.write(b'{"id":"early","primary_id":"q1","ts_us":1}\n{"id":"torn","prim')
         wait_until(lambda: (out / ".photon" / "topology.json").exists())
@@ -155,12 +152,8 @@ def test_following_joins_what_is_written_ends_cleanly_when_told_and_can_not_be_c
         wait_until(lambda: ("q1", "early") in joined_pairs(out, growing=True))
         clicks.write(b'ary_id":"q1","ts_us":2}\n')
         wait_until(lambda: ("q1", "torn") in joined_pairs(out, growing=True))
-        process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=ENDS_S)
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors
-    summary = json.loads(printed)
+    assert process.returncode == 0, process.said
+    summary = json.loads(process.said[0])
     assert (summary["joined"], summary["malformed"], summary["pending"]) == (2, 0, 0)
     (tmp_path / "photon.toml").write_text("[registry]\nshards = 2\n")
     assert "registry.shards was 1" in refused(

@@ -14,11 +14,11 @@ from photon.rpc.metrics import FAMILIES
 from tests.system import (
     children_of,
     fates_add_up,
+    following,
     join_arguments,
     joined_pairs,
     photon,
     read_lines,
-    start_photon,
     write_lines,
     write_logs,
 )
@@ -58,8 +58,7 @@ def running(tmp_path_factory):
     early = {"id": "early", "primary_id": "q-late", "ts_us": 1}
     write_lines(logs / "clicks" / "odd.jsonl", [early, b"not json\n"])
     (home / "photon.toml").write_text(SETTINGS)
-    process = start_photon(*join_arguments(logs, out, "--follow", "--config", home / "photon.toml"))
-    try:
+    with following(logs, out, "--config", home / "photon.toml") as process:
         wait_until(
             lambda: (
                 len(joined_pairs(out, growing=True)) == 40 and read_lines(out / "dead-letters", growing=True)
@@ -73,9 +72,6 @@ def running(tmp_path_factory):
             what="all events counted",
         )
         yield process, logs, out
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=100)
     assert process.returncode == 0
 
 
@@ -223,17 +219,13 @@ def test_a_run_whose_ports_are_anothers_by_now_neither_sees_nor_changes_it(runni
 def test_of_a_run_that_has_ended_its_files_tell(tmp_path, command):
     logs, out = write_logs(tmp_path / "logs", 20), tmp_path / "out"
     write_lines(logs / "clicks" / "d.jsonl", [{"id": "early", "primary_id": "late", "ts_us": 1}])
-    run = start_photon(*join_arguments(logs, out, "--follow"))
-    try:
+    with following(logs, out):
         wait_until(lambda: len(joined_pairs(out, growing=True)) == 20)
         tried = ["explain", "early", "--work", out, "--json"]
         wait_until(lambda: json.loads(command(*tried).out or "{}").get("pending", {}).get("east"))
         # All is in a checkpoint: on a machine that is busy the dispatcher may be ended before its last one.
         counted = ["status", "--work", out, "--json"]
         wait_until(lambda: json.loads(command(*counted).out)["fates"]["east"]["foreign_events"] == 21)
-    finally:
-        run.send_signal(signal.SIGINT)
-        run.communicate(timeout=100)
     shown = command("status", "--work", out)
     ended, fates = shown.out.splitlines()
     assert (shown.status, shown.err) == (1, "") and "has ended" in ended

@@ -34,6 +34,7 @@ from tests.ports import free_ports
 from tests.system import (
     PHOTON,
     children_of,
+    following,
     join_arguments,
     joined_pairs,
     photon,
@@ -56,8 +57,7 @@ def test_a_running_system_is_resharded_and_told_why_when_it_can_not_be(tmp_path:
     logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     work = out / ".photon"
     (tmp_path / "photon.toml").write_text("[registry]\nclock_skew_s = 0.5\n")
-    process = start_photon(*join_arguments(logs, out, "--follow", "--config", tmp_path / "photon.toml"))
-    try:
+    with following(logs, out, "--config", tmp_path / "photon.toml"):
         wait_until(lambda: (work / "topology.json").exists(), 60.0)
         done = photon("reshard", 3, "--work", work, "--json")
         assert done.returncode == 0, done.stderr
@@ -67,9 +67,6 @@ def test_a_running_system_is_resharded_and_told_why_when_it_can_not_be(tmp_path:
         assert "in the future" in past.stderr
         assert past.stderr.count("\n") == 1
         wait_until(lambda: len(statuses(work)["registry-r0"]["shards"]) == 3, 60.0)
-    finally:
-        process.terminate()
-        process.communicate(timeout=100)
     again = photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml"))
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["joined"] == 200
@@ -81,18 +78,14 @@ def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp
     work = out / ".photon"
     assert photon(*join_arguments(logs, out)).returncode == 0
     shutil.rmtree(work / "registry" / "r1")
-    process = start_photon(*join_arguments(logs, out, "--follow"))
-    try:
+    with following(logs, out) as process:
         wait_until(
             lambda: members_of(work, 3).names == ["r0", "r2", "r3"] and not members_of(work, 3).lost, 60.0
         )
         wait_until(
             lambda: json.loads((work / "registry" / "r0" / "replicas.json").read_text())["removed"] == ["r1"]
         )
-    finally:
-        process.terminate()
-        _, said = process.communicate(timeout=100)
-    assert "r3 takes its place" in said
+    assert "r3 takes its place" in process.said[1]
     shutil.rmtree(work / "registry" / "r0")  # another one may go now
     again = photon(*join_arguments(logs, out))
     assert again.returncode == 0, again.stderr
@@ -103,32 +96,23 @@ def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp
 def test_a_disk_lost_during_a_run_is_told_of_and_replaced_by_the_next(tmp_path: Path) -> None:
     logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     work, errors = out / ".photon", tmp_path / "stderr"
-    with errors.open("w") as stderr:
-        process = start_photon(*join_arguments(logs, out, "--follow"), stderr=stderr)
-        try:
-            wait_until(lambda: len(joined_pairs(out, growing=True)) == 200, 60.0)
-            shutil.rmtree(work / "registry" / "r0")
-            os.kill(children_of(process.pid)["registry-r0"], signal.SIGKILL)
-            wait_until(lambda: "run the same command again: it will be replaced" in errors.read_text())
-            wait_until(lambda: "killed by signal 9); not started again" in errors.read_text())
-            write_lines(logs / "clicks" / "d.jsonl", [{"id": "d", "primary_id": "q0", "ts_us": 1}])
-            wait_until(lambda: len(joined_pairs(out, growing=True)) == 201, 60.0)
-            assert not (work / "registry" / "r0").exists()
-        finally:
-            process.terminate()
-            process.communicate(timeout=100)
+    with errors.open("w") as stderr, following(logs, out, stderr=stderr) as process:
+        wait_until(lambda: len(joined_pairs(out, growing=True)) == 200, 60.0)
+        shutil.rmtree(work / "registry" / "r0")
+        os.kill(children_of(process.pid)["registry-r0"], signal.SIGKILL)
+        wait_until(lambda: "run the same command again: it will be replaced" in errors.read_text())
+        wait_until(lambda: "killed by signal 9); not started again" in errors.read_text())
+        write_lines(logs / "clicks" / "d.jsonl", [{"id": "d", "primary_id": "q0", "ts_us": 1}])
+        wait_until(lambda: len(joined_pairs(out, growing=True)) == 201, 60.0)
+        assert not (work / "registry" / "r0").exists()
     assert errors.read_text().count("has lost its disk") == 1
     # As an empty one under its old name would leave it.
     (work / "registry" / "r0" / "group-0000").mkdir(parents=True)
     Home(work / "registry" / "r0").close()
     assert members_of(work, 3).lost == [("r0", "r3")]
-    process = start_photon(*join_arguments(logs, out, "--follow"))
-    try:
+    with following(logs, out) as process:
         wait_until(lambda: gone(work, "r1") == ["r0"], 60.0)
-    finally:
-        process.terminate()
-        _, said = process.communicate(timeout=100)
-    assert "r3 takes its place" in said
+    assert "r3 takes its place" in process.said[1]
     assert members_of(work, 3).names == ["r1", "r2", "r3"]
 
 

@@ -138,48 +138,33 @@ def test_fields_by_other_names_are_told_of_with_the_setting_that_names_them(tmp_
         assert f"[{side}]" in told
 
 
-def test_a_run_is_not_fed_with_its_own_output(command: Any, tmp_path: Path) -> None:
+def test_arguments_that_would_harm_a_run_are_refused_in_a_line(refused: Any, tmp_path: Path) -> None:
     logs = write_logs(tmp_path / "logs", EVENTS)
-    run = command(
-        *("join", "--primary", logs / "queries", "--foreign", tmp_path / "**" / "*.jsonl"),
-        *("--out", tmp_path / "out", "--json"),
-    )
-    assert run.status == 2
-    assert run.err.count("\n") == 1
-    assert "matches what this run writes" in run.err
-
-
-@pytest.mark.parametrize("empty", ["--primary", "--foreign"])
-def test_an_empty_pattern_is_not_taken_for_the_current_directory(
-    command: Any, tmp_path: Path, empty: str
-) -> None:
-    logs = write_logs(tmp_path / "logs", EVENTS)
-    run = command(*join_arguments(logs, tmp_path / "out", empty, ""))
-    assert run.status == 2
-    assert run.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("option", ["--foreign", "--work"])
-def test_a_path_that_is_no_utf_8_is_told_in_a_line(command: Any, tmp_path: Path, option: str) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")
     os.mkdir(odd)
-    run = command(*join_arguments(write_logs(tmp_path / "logs", EVENTS), tmp_path / "out", option, odd))
-    assert run.status == 2
-    assert run.err.count("\n") == 1
-    assert "not UTF-8" in run.err
+    for more, told in (
+        (("--foreign", tmp_path / "**" / "*.jsonl"), "matches what this run writes"),
+        (("--primary", ""), "a pattern is empty"),  # not the current directory
+        (("--foreign", ""), "a pattern is empty"),
+        (("--foreign", odd), "not UTF-8"),
+        (("--work", odd), "not UTF-8"),
+    ):
+        assert told in refused(*join_arguments(logs, tmp_path / "out", *more))
 
 
-def test_a_pattern_next_to_the_output_is_not_refused(tmp_path: Path) -> None:
-    check_apart(
-        [f"{tmp_path}/*.jsonl", f"{tmp_path}/out/*/*.jsonl"], tmp_path / "out", tmp_path / "w", ["east"]
-    )
+def test_a_pattern_that_reaches_into_the_output_is_refused_and_one_next_to_it_is_not(tmp_path: Path) -> None:
+    (tmp_path / "real" / "joined" / "east").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
 
+    def check(*patterns: str, out: str = "real") -> None:
+        check_apart([f"{tmp_path}/{one}" for one in patterns], tmp_path / out, tmp_path / "w", ["east"])
 
-@pytest.mark.parametrize("pattern", ["out/joined/east", "out/**", "out/*/*/foreign-*.jsonl", "w/logs/*"])
-def test_a_pattern_that_reaches_into_the_output_is_refused(tmp_path: Path, pattern: str) -> None:
-    (tmp_path / "out" / "joined" / "east").mkdir(parents=True)
-    with pytest.raises(UsageError, match="narrow the pattern"):
-        check_apart([f"{tmp_path}/{pattern}"], tmp_path / "out", tmp_path / "w", ["east"])
+    check("*.jsonl", "real/*/*.jsonl")
+    for pattern in ("real/joined/east", "real/**", "real/*/*/foreign-*.jsonl", "w/logs/*", "link/**/*.jsonl"):
+        with pytest.raises(UsageError, match=r"matches what this run writes .*narrow the pattern"):
+            check(pattern)
+    with pytest.raises(UsageError, match="matches what this run writes"):
+        check("real/**/*.jsonl", out="link")
 
 
 def test_hidden_directories_are_found_by_their_name_alone() -> None:
@@ -218,27 +203,16 @@ def test_a_registry_is_not_judged_before_all_its_shards_are_there(tmp_path: Path
     assert not memory.is_whole([shard(99, expected=(0, 1))], 50.0)
 
 
-def test_a_work_directory_goes_with_its_own_output_alone(command: Any, attacked: Path) -> None:
+def test_a_work_directory_goes_with_its_own_output_alone(refused: Any, attacked: Path) -> None:
     other = attacked / "other"
-    run = command(*join_arguments(attacked / "logs", other, "--work", attacked / "out" / ".photon"))
-    assert (run.status, run.out) == (2, "")
-    assert "belongs to the output" in run.err
+    work = attacked / "out" / ".photon"
+    assert "belongs to the output" in refused(*join_arguments(attacked / "logs", other, "--work", work))
     assert joined_pairs(other) == {}
 
 
 def test_primary_logs_that_are_not_there_end_a_run_before_it_gives_up_every_event(
-    command: Any, tmp_path: Path
+    refused: Any, tmp_path: Path
 ) -> None:
     logs = write_logs(tmp_path / "logs", EVENTS)
     (logs / "queries" / "q.jsonl").unlink()
-    run = command(*join_arguments(logs, tmp_path / "out"))
-    assert run.status == 2
-    assert "no primary log matches" in run.err
-
-
-def test_output_that_a_pattern_reaches_through_a_link_is_refused(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    for pattern, out in (("real/**/*.jsonl", "link/out"), ("link/**/*.jsonl", "real/out")):
-        with pytest.raises(UsageError, match="matches what this run writes"):
-            check_apart([f"{tmp_path}/{pattern}"], tmp_path / out, tmp_path / "w", ["east"])
+    assert "no primary log matches" in refused(*join_arguments(logs, tmp_path / "out"))

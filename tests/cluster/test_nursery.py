@@ -18,7 +18,9 @@ from photon.cluster.nursery import Nursery
 from photon.cluster.supervisor import Supervisor, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
 from photon.core.settings import Settings
+from tests.cluster.test_supervisor import await_restart
 from tests.ports import free_ports
+from tests.system import state_of
 from tests.waiting import wait_until
 
 
@@ -40,36 +42,20 @@ def own():
 BAD = ["registry", "serve", "--topology", "nowhere.json", "--name", "r0"]
 
 
-def test_a_fork_ends_with_its_own_status_and_words(nursery, tmp_path):
-    child = nursery.launch(BAD, tmp_path / "log")
-    assert child.wait(60.0) == 2
-    assert "nowhere.json: cannot be read" in last_message(tmp_path / "log")
-    assert child.poll() == 2
-
-
-def test_the_nursery_has_one_thread_so_that_it_can_be_forked_from(nursery, tmp_path):
-    nursery.launch(["--version"], tmp_path / "log").wait(60.0)  # everything is imported by then
-    assert len(os.listdir(f"/proc/{nursery._process.pid}/task")) == 1
-
-
-def test_a_log_is_appended_to(nursery, tmp_path):
+def test_a_fork_ends_with_its_own_status_and_words_appended_to_its_log(nursery, tmp_path):
     (tmp_path / "log").write_text("before\n")
-    nursery.launch(["--version"], tmp_path / "log").wait(60.0)
-    assert (tmp_path / "log").read_text().startswith("before\nphoton")
+    child = nursery.launch(BAD, tmp_path / "log")
+    assert child.wait(60.0) == child.poll() == 2
+    assert "nowhere.json: cannot be read" in last_message(tmp_path / "log")
+    assert (tmp_path / "log").read_text().startswith("before\nphoton: ")
 
 
 @pytest.fixture
 def serving(nursery, tmp_path):
     """Starts registry replicas that wait for two others for ever."""
-    ports = iter(free_ports(6))
+    addresses = (f"127.0.0.1:{port}" for port in free_ports(6))
     replicas = [
-        Replica(
-            "",
-            f"127.0.0.1:{next(ports)}",
-            f"127.0.0.1:{next(ports)}",
-            name=f"r{n}",
-            directory=str(tmp_path / f"r{n}"),
-        )
+        Replica("", next(addresses), next(addresses), name=f"r{n}", directory=str(tmp_path / f"r{n}"))
         for n in range(3)
     ]
     write_topology(
@@ -106,19 +92,13 @@ def answers(pid, number):
     return int(fields["SigCgt"], 16) >> (number - 1) & 1
 
 
-def test_killed_is_told_as_such(serving):
-    child = serving()
-    os.kill(child.pid, signal.SIGKILL)
-    assert child.wait(60.0) == -signal.SIGKILL
-
-
 def test_children_of_a_nursery_that_is_killed_are_gone_and_known_to_be_and_the_next_one_starts(
     serving, tmp_path, own
 ):
     children = [serving(own, name) for name in ("r0", "r1")]
     os.kill(own._process.pid, signal.SIGKILL)
     assert [child.wait(60.0) for child in children] == [-signal.SIGKILL] * 2
-    wait_until(lambda: not any(psutil.pid_exists(c.pid) and running(c.pid) for c in children))
+    wait_until(lambda: not any(running(c.pid) for c in children))
     assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
 
 
@@ -264,12 +244,15 @@ def test_the_log_has_the_words_of_a_process_whose_command_was_started_with_stder
     assert (tmp_path / "log").read_text().count("nowhere.json: cannot be read") == 2
 
 
-def test_the_nursery_has_one_thread_whatever_the_user_sets(monkeypatch):
+def test_the_nursery_has_one_thread_so_that_it_can_be_forked_from_whatever_the_user_sets(
+    tmp_path, monkeypatch
+):
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "2")
     own = Nursery()
     try:
         process = Path(f"/proc/{own._process.pid}")
+        own.launch(["--version"], tmp_path / "log").wait(60.0)  # all is imported by then
         wait_until(lambda: "_umath_linalg" in (process / "maps").read_text())  # NumPy's threads run by then
         assert len(os.listdir(process / "task")) == 1
     finally:
@@ -277,33 +260,27 @@ def test_the_nursery_has_one_thread_whatever_the_user_sets(monkeypatch):
 
 
 def running(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    return state_of(pid) != psutil.STATUS_ZOMBIE
 
 
 def test_a_supervisor_restarts_what_the_nursery_forked(nursery, serving, tmp_path):
-    serving()  # writes the topology's first word
+    serving()  # writes the topology
     made = Supervisor(tmp_path / "logs", nursery)
     arguments = ["registry", "serve", "--name", "r2", "--topology", str(tmp_path / "t.json")]
     made.start("registry-r2", arguments)
     try:
-        first = made.children["registry-r2"].process.pid
-        os.kill(first, signal.SIGKILL)
-
-        def again():
-            made.poll()
-            process = made.children["registry-r2"].process
-            return process is not None and process.pid != first
-
-        wait_until(again)
+        os.kill(made.children["registry-r2"].process.pid, signal.SIGKILL)
+        await_restart(made, "registry-r2")
+        assert made.notices == ["registry-r2 ended (killed by signal 9); started again"]
     finally:
         made.kill()
 
 
 def test_a_nursery_does_not_outlive_its_command():
-    program = "from photon.cluster.nursery import Nursery; import time; n = Nursery(); print(n._process.pid, flush=True); time.sleep(100)"
+    program = (
+        "from photon.cluster.nursery import Nursery; import time; "
+        "n = Nursery(); print(n._process.pid, flush=True); time.sleep(100)"
+    )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     nursery = int(parent.stdout.readline())
     parent.kill()

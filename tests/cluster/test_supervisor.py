@@ -18,6 +18,8 @@ from photon.core.errors import StorageError
 from tests.system import state_of
 from tests.waiting import wait_until
 
+SLEEP = "import time; time.sleep(100)"
+
 
 class Programs:
     """Launches a little Python program, the first argument, instead of photon."""
@@ -37,38 +39,43 @@ def sleepers(tmp_path):
     made.kill()
 
 
+def await_end(supervisor, name="a"):
+    wait_until(lambda: supervisor.children[name].process.poll() is not None)
+
+
+def await_restart(supervisor, name):
+    """Of a process that somebody has killed."""
+    first = supervisor.children[name].process
+
+    def again():
+        supervisor.poll()
+        return supervisor.children[name].process not in (None, first)
+
+    wait_until(again)
+
+
 def test_a_killed_process_is_started_again(sleepers):
-    sleepers.start("a", ["import time; time.sleep(100)"])
-    first = sleepers.children["a"].process.pid
-    os.kill(first, signal.SIGKILL)
-
-    def restarted():
-        sleepers.poll()
-        process = sleepers.children["a"].process
-        return process is not None and process.pid != first
-
-    wait_until(restarted)
+    sleepers.start("a", [SLEEP])
+    os.kill(sleepers.children["a"].process.pid, signal.SIGKILL)
+    await_restart(sleepers, "a")
     assert sleepers.restarts() == 1
 
 
-def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly(sleepers):
+def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly_for_days(sleepers):
     sleepers.start("a", ["raise SystemExit(1)"])
     delays = []
-    for _ in range(4):
-        wait_until(lambda: sleepers.children["a"].process.poll() is not None)
+    for failures in (0, 1, 2, 3, 100_000):
+        sleepers.children["a"].failures = failures
+        await_end(sleepers)
         sleepers.poll()
         delays.append(sleepers.children["a"].restart_at - time.monotonic())
-        wait_until(lambda: sleepers.poll() or sleepers.children["a"].process is not None)
+        if failures < 3:
+            wait_until(lambda: sleepers.poll() or sleepers.children["a"].process is not None)
+        elif failures == 3:
+            sleepers.children["a"].restart_at = 0.0
+            sleepers.poll()
     assert delays[3] > delays[2] > delays[1]
-
-
-def test_one_that_has_died_for_days_is_started_again_still(sleepers):
-    sleepers.start("a", ["raise SystemExit(1)"])
-    sleepers.children["a"].failures = 100_000
-    wait_until(lambda: sleepers.children["a"].process.poll() is not None)
-    sleepers.poll()
-    left = sleepers.children["a"].restart_at - time.monotonic()
-    assert 0.0 < left <= supervisor_module.RESTARTS.delay_s_max
+    assert 0.0 < delays[4] <= supervisor_module.RESTARTS.delay_s_max
 
 
 def test_a_process_for_which_there_is_no_room_is_tried_again_ever_more_slowly(tmp_path):
@@ -96,9 +103,8 @@ def test_a_process_for_which_there_is_no_room_is_tried_again_ever_more_slowly(tm
             "a could not be started ([Errno 11] Resource temporarily unavailable); it is tried again"
         )
         assert made.restarts() == 0  # and what it says at its first start is heard as such
-        wait_until(lambda: made.children["a"].process.poll() is not None)
         with pytest.raises(PortTakenError):
-            made.poll()
+            wait_until(made.poll)
     finally:
         made.kill()
 
@@ -113,24 +119,13 @@ def started(supervisor, name):
     return supervisor.children[name].process is not None
 
 
-def test_bad_settings_of_a_process_end_the_run_with_its_own_words(sleepers):
-    sleepers.start("a", ["import sys; print('photon: the port is taken', file=sys.stderr); sys.exit(2)"])
-
-    def failed():
-        try:
-            sleepers.poll()
-        except ProcessFailedError as error:
-            return str(error) == "a: the port is taken"
-        return False
-
-    wait_until(failed)
-
-
-def test_a_port_that_is_taken_at_the_first_start_is_told_apart(sleepers):
-    sleepers.start("a", ["import sys; print('photon: 127.0.0.1:7 is taken', file=sys.stderr); sys.exit(4)"])
-    wait_until(lambda: sleepers.children["a"].process.poll() is not None)
-    with pytest.raises(PortTakenError, match=r"a: 127\.0\.0\.1:7 is taken"):
-        sleepers.poll()
+@pytest.mark.parametrize(("status", "error"), [(2, ProcessFailedError), (4, PortTakenError)])
+def test_what_no_restart_mends_ends_the_run_with_the_words_of_the_process(sleepers, status, error):
+    """Bad settings; and a port that is taken at the first start, which is told apart."""
+    sleepers.start("a", [f"import sys; print('photon: it is taken', file=sys.stderr); sys.exit({status})"])
+    with pytest.raises(error, match=r"^a: it is taken$") as told:
+        wait_until(sleepers.poll)
+    assert type(told.value) is error
 
 
 @pytest.mark.parametrize("status", [2, 4])
@@ -178,7 +173,7 @@ def test_a_log_that_can_be_copied_nowhere_is_cut_all_the_same_and_the_run_goes_o
     monkeypatch.setattr(supervisor_module.shutil, "copyfile", copy_half)
     monkeypatch.setattr(supervisor_module, "LOG_BYTES_MAX", 1_000)
     (tmp_path / "a.log").write_bytes(b"x" * 1_001)
-    sleepers.start("a", ["import time; time.sleep(100)"])
+    sleepers.start("a", [SLEEP])
     sleepers.poll()
     assert (tmp_path / "a.log").stat().st_size == 0
     assert not (tmp_path / "a.log.1").exists()
@@ -189,16 +184,9 @@ def test_a_file_where_the_user_stands_is_no_module_of_the_processes(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     made = Supervisor(tmp_path / "logs")
     made.start("a", ["registry", "serve", "--topology", "nowhere.json", "--name", "r0"])
-
-    def failed():
-        try:
-            made.poll()
-        except ProcessFailedError as error:
-            return "nowhere.json: cannot be read" in str(error)
-        return False
-
     try:
-        wait_until(failed, seconds=10.0)
+        with pytest.raises(ProcessFailedError, match=r"nowhere\.json: cannot be read"):
+            wait_until(made.poll)
     finally:
         made.kill()
 
@@ -207,7 +195,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 
 def test_stop_ends_all_and_kills_what_does_not_end(sleepers):
-    sleepers.start("a", ["import time; time.sleep(100)"])
+    sleepers.start("a", [SLEEP])
     sleepers.start("b", [STUBBORN])
     wait_until(lambda: "up" in sleepers.children["b"].log.read_text())
     processes = [child.process for child in sleepers.children.values()]
@@ -235,7 +223,7 @@ def test_kill_finds_those_whose_end_an_interrupted_stop_was_waiting_for(sleepers
 
 def test_kill_waits_for_nobody_before_all_are_killed(sleepers, monkeypatch):
     for name in ("a", "b"):
-        sleepers.start(name, ["import time; time.sleep(100)"])
+        sleepers.start(name, [SLEEP])
     first, second = (child.process for child in sleepers.children.values())
     monkeypatch.setattr(first, "wait", lambda: wait_until(lambda: second.poll() is not None))
     sleepers.kill()
@@ -289,7 +277,7 @@ def test_who_could_not_say_why_for_want_of_room_is_told_so(tmp_path, monkeypatch
 
 def test_processes_that_are_held_down_stay_down_until_they_are_let_up(sleepers):
     for name in ("a", "b"):
-        sleepers.start(name, ["import time; time.sleep(100)"])
+        sleepers.start(name, [SLEEP])
     first = {name: sleepers.children[name].process for name in ("a", "b")}
     sleepers.hold_down(["a"])
     assert first["a"].poll() == -signal.SIGKILL
@@ -305,7 +293,7 @@ def test_processes_that_are_held_down_stay_down_until_they_are_let_up(sleepers):
 
 def test_one_that_died_and_waits_for_its_restart_can_be_held_down_too(sleepers):
     sleepers.start("a", ["raise SystemExit(1)"])
-    wait_until(lambda: sleepers.children["a"].process.poll() is not None)
+    await_end(sleepers)
     sleepers.poll()
     sleepers.hold_down(["a"])
     time.sleep(2 * supervisor_module.RESTARTS.delay_s_min)  # its restart was due by now

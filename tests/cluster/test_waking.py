@@ -1,7 +1,6 @@
 """Whole systems in which clicks come before their queries: the event store wakes them (paper 3.2.1)."""
 
 import json
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.system import join_arguments, joined_pairs, photon, start_photon
+from tests.system import following, joined_pairs, photon
 from tests.waiting import wait_until
 
 CLICKS = 40
@@ -42,9 +41,6 @@ def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
         assert made.returncode == 0, made.stderr
         settings = made.stdout + MANY_PROCESSES
     config.write_text(settings, "utf-8")
-    process = start_photon(
-        *join_arguments(logs, out, "--follow", "--config", config), stderr=subprocess.DEVNULL
-    )
 
     def statuses(role: str) -> list[dict]:
         done = command("status", "--work", out / ".photon", "--json")
@@ -59,7 +55,7 @@ def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
             status["arrivals"]["awaited"] for status in statuses("eventstore-") if "arrivals" in status
         )
 
-    try:
+    with following(logs, out, "--config", config, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: (out / ".photon" / "topology.json").exists(), 60)
         for half in ("a", "b"):
             append(logs / "clicks" / f"{half}.jsonl", *((0, 20) if half == "a" else (20, CLICKS)), "c")
@@ -70,9 +66,6 @@ def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
         wait_until(lambda: len(joined_pairs(out, growing=True)) == CLICKS, 60, "all are joined")
         wait_until(lambda: not total("pending"), 60, "and counted")
         assert total("woken") > CLICKS / 2
-    finally:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=100)
-    summary = json.loads(output)
+    summary = json.loads(process.said[0])
     assert (process.returncode, summary["joined"], summary["pending"]) == (0, CLICKS, 0)
     assert joined_pairs(out) == {(f"q{n}", f"c{n}"): 1 for n in range(CLICKS)}
