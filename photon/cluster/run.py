@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -278,89 +279,58 @@ def join(
     """
     if not 1 <= datacenters <= len(DATACENTER_NAMES):
         raise UsageError(f"datacenters must be from 1 to {len(DATACENTER_NAMES)}, not {datacenters}")
-    job = JoinJob(
-        primary=[primary] if isinstance(primary, str) else list(primary),
-        foreign=[foreign] if isinstance(foreign, str) else list(foreign),
-        out=Path(out),
-        config=None if config is None else Path(config),
-        work=Path(out) / ".photon" if work is None else Path(work),
-        datacenters=datacenters,
-        follow=follow,
-    )
-    with contextlib.closing(RunDisplay()) as display:
-        return run_join(job, display)
-
-
-@dataclass(frozen=True, slots=True)
-class JoinJob:
-    """What `photon join` was asked for."""
-
-    primary: list[str]
-    foreign: list[str]
-    out: Path
-    config: Path | None
-    work: Path
-    datacenters: int = 1
-    follow: bool = False
-
-
-def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
-    """Start, drain (or follow until told to stop), stop, sum up. The summary of docs/operating.md."""
     began = time.monotonic()
-    settings = load_settings(job.config)
-    _check(job, settings)
-    with holding(job.work, job.out) as ground:
-        joiners = dict.fromkeys(DATACENTER_NAMES[: job.datacenters], settings.joiner.processes)
-        check_same_run(job.work, job.out, settings, joiners, ground.joined_before)
-        check_leaders(job.work, settings)
-
-        def attempt() -> dict[str, Any]:
-            if not ground.joined_before:  # whose registry was founded
-                clear_unfounded(job.work, settings.registry.replicas)
-            topology = _plan(job, settings, random.Random())
-            cluster = LocalCluster(topology, job.work, ground.launcher)
-            every_s = FOLLOWING_S if job.follow else POLL_S
-            with running(cluster, job.work, ground, settings, display.notice, every_s) as loop:
-                draining = _Draining(job, loop, display, began)
-                loop.until(draining.is_over, _DRAINED_BY)
-                loop.until(Completing(loop.told_to_stop, display).is_over, ("joiner",))
-            return _summary(topology, draining, ground.joined_before, display)
-
-        return on_free_ports(attempt, display.notice)
-
-
-def _check(job: JoinJob, settings: Settings) -> None:
-    """Everything that can be known to be wrong before a process is started."""
-    patterns = [*job.primary, *job.foreign]
-    check_run(patterns, job.out, job.work, settings)
-    if not job.follow:
-        check_matches(job.primary)
-    roots = settings.joiner.output_roots
-    check_apart(patterns, job.out, job.work, DATACENTER_NAMES[: job.datacenters], roots)
-    check_directories((job.out, job.work, *map(Path, roots)))
-
-
-def _plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
-    """Every process on a free port. UnavailableError if there are none."""
+    primary, foreign = ([one] if isinstance(one, str) else list(one) for one in (primary, foreign))
+    out = Path(out)
+    work = out / ".photon" if work is None else Path(work)
+    settings = load_settings(None if config is None else Path(config))
+    names, roots = DATACENTER_NAMES[:datacenters], settings.joiner.output_roots
+    check_run([*primary, *foreign], out, work, settings)
+    if not follow:
+        check_matches(primary)
+    check_apart([*primary, *foreign], out, work, names, roots)
+    check_directories((out, work, *map(Path, roots)))
     topology = Topology(
         settings=with_absolute_paths(settings),
-        primary=[absolute(pattern) for pattern in job.primary],
-        foreign=[absolute(pattern) for pattern in job.foreign],
-        output=str(job.out.absolute()),
+        primary=[absolute(pattern) for pattern in primary],
+        foreign=[absolute(pattern) for pattern in foreign],
+        output=str(out.absolute()),
         secret=secrets.token_hex(32),
-        drain=not job.follow,
+        drain=not follow,
         replicas=[],
         pipelines=[],
     )
-    members = members_of(job.work, settings.registry.replicas)
-    return placed(topology, members, {}, DATACENTER_NAMES[: job.datacenters], job.work, rng)
+    with contextlib.closing(RunDisplay()) as display, holding(work, out) as ground:
+        check_same_run(
+            work, out, settings, dict.fromkeys(names, settings.joiner.processes), ground.joined_before
+        )
+        check_leaders(work, settings)
+        return on_free_ports(partial(_join, topology, work, names, ground, display, began), display.notice)
+
+
+def _join(
+    unplaced: Topology, work: Path, names: Sequence[str], ground: Ground, display: RunDisplay, began: float
+) -> dict[str, Any]:
+    """Start, drain (or follow until told to stop), stop, sum up."""
+    replicas = unplaced.settings.registry.replicas
+    if not ground.joined_before:  # whose registry was founded
+        clear_unfounded(work, replicas)
+    topology = placed(unplaced, members_of(work, replicas), {}, names, work, random.Random())
+    cluster = LocalCluster(topology, work, ground.launcher)
+    every_s = POLL_S if topology.drain else FOLLOWING_S
+    with running(cluster, work, ground, topology.settings, display.notice, every_s) as loop:
+        draining = _Draining(topology.drain, work, loop, display, began)
+        loop.until(draining.is_over, _DRAINED_BY)
+        loop.until(Completing(loop.told_to_stop, display).is_over, ("joiner",))
+    return _summary(topology, draining, ground.joined_before, display)
 
 
 class _Draining:
     """From the start until all is joined, or somebody says stop; and the last that was seen of it."""
 
-    def __init__(self, job: JoinJob, loop: RunLoop, display: RunDisplay, began: float) -> None:
-        self._job, self._loop, self._display, self._began = job, loop, display, began
+    def __init__(self, drain: bool, work: Path, loop: RunLoop, display: RunDisplay, began: float) -> None:
+        self._drain, self._work = drain, work
+        self._loop, self._display, self._began = loop, display, began
         self._moved_s, self._seen = time.monotonic(), ""
         self.eventstores: list[Status] = []
         self.unread: set[str] = set()
@@ -380,7 +350,7 @@ class _Draining:
         # What a joiner still has in hand may yet be written.
         at_work = any(j["in_flight"] or j["unresolved"] for j in joiners)
         drained = answered and not at_work and all(d["drained"] for d in dispatchers)
-        if self._loop.told_to_stop or (drained and not self._job.follow):
+        if self._loop.told_to_stop or (drained and self._drain):
             _tell_unended(self._display, [*dispatchers, *eventstores])
             self.unread = {f for one in (*dispatchers, *eventstores) for f in one.get("unreadable", ())}
             self.eventstores, self.seconds = eventstores, now - self._began
@@ -390,12 +360,12 @@ class _Draining:
             [
                 [[d["foreign_events"], d["fates"]] for d in dispatchers],
                 [[e.get("primary_events"), e.get("caught_up")] for e in eventstores],
-                _unpacking(self._job.work),
+                _unpacking(self._work),
             ]
         )
         if seen != self._seen:
             self._moved_s, self._seen = now, seen
-        elif now - self._moved_s > STALL_S and not self._job.follow:
+        elif now - self._moved_s > STALL_S and self._drain:
             raise StalledError(why_stalled(self._loop.reader, now - self._moved_s))
         return False
 

@@ -11,8 +11,8 @@ from joiner.output_files import complete_files, count_joined
 from photon.cluster import local_cluster as completing
 from photon.cluster import run
 from photon.cluster.local_cluster import grace_s, unlisted_files
-from photon.cluster.run import Completing, JoinJob, run_join
-from photon.cluster.statuses import RunDisplay, Sample
+from photon.cluster.run import Completing
+from photon.cluster.statuses import Sample
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.settings import Joiner, Settings
 from tests.system import join, join_arguments, photon
@@ -163,8 +163,7 @@ def test_files_that_are_left_are_told_and_the_next_run_completes_them(
     monkeypatch.setattr(run, "STILL_S_MAX", 0.5)
     for name in ("GRACE_S", "GRACE_S_MAX"):
         monkeypatch.setattr(completing, name, 0.5)
-    job = JoinJob([str(logs / "queries")], [str(logs / "clicks")], out, config, out / ".photon")
-    cut_off = run_join(job, RunDisplay())
+    cut_off = run.join(str(logs / "queries"), str(logs / "clicks"), out, config=config)
     east = out / "joined" / "east"
     assert cut_off["unlisted_files"] == [str(path) for path in sorted(east.glob("*.jsonl"))] != []
     assert "not complete yet" in capsys.readouterr().err

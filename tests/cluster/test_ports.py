@@ -1,6 +1,7 @@
 """A port that another program takes between its choice and its use: other ones are chosen."""
 
 import socket
+from functools import partial
 from random import Random
 
 import pytest
@@ -8,8 +9,7 @@ import pytest
 from photon.cluster import local_cluster as placing
 from photon.cluster.local_cluster import PORT_TRIES_MAX, free_ports
 from photon.cluster.registry_access import Named, asked_registry
-from photon.cluster.run import JoinJob, run_join
-from photon.cluster.statuses import RunDisplay
+from photon.cluster.run import join
 from photon.cluster.supervisor import PortTakenError
 from tests.system import joined_pairs, write_lines
 
@@ -22,8 +22,7 @@ RAFT, DISPATCHER = 1, 8  # places in the plan of one datacenter
 def job(tmp_path):
     write_lines(tmp_path / "q.jsonl", [{"id": "q", "ts_us": 1}])
     write_lines(tmp_path / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 2}])
-    out = tmp_path / "out"
-    return JoinJob([str(tmp_path / "q.jsonl")], [str(tmp_path / "c.jsonl")], out, None, out / ".photon")
+    return partial(join, str(tmp_path / "q.jsonl"), str(tmp_path / "c.jsonl"), tmp_path / "out")
 
 
 class TakenAt:
@@ -46,14 +45,14 @@ class TakenAt:
 
 
 @pytest.mark.parametrize("place", [RAFT, DISPATCHER])
-def test_a_run_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd, place):
+def test_a_run_whose_port_is_taken_when_it_starts_chooses_again(job, tmp_path, monkeypatch, capfd, place):
     chooser = TakenAt(place, times=1)
     monkeypatch.setattr(placing, "free_ports", chooser)
     try:
-        summary = run_join(job, RunDisplay())
+        summary = job()
     finally:
         chooser.close()
-    assert (summary["joined"], joined_pairs(job.out)) == (1, {("q", "c"): 1})
+    assert (summary["joined"], joined_pairs(tmp_path / "out")) == (1, {("q", "c"): 1})
     assert "starting again on other ports" in capfd.readouterr().err
 
 
@@ -62,19 +61,24 @@ def test_it_does_not_choose_for_ever(job, monkeypatch):
     monkeypatch.setattr(placing, "free_ports", chooser)
     try:
         with pytest.raises(PortTakenError):
-            run_join(job, RunDisplay())
+            job()
     finally:
         chooser.close()
     assert chooser.left == 9 - PORT_TRIES_MAX
 
 
 @pytest.mark.long
-def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd):
-    run_join(job, RunDisplay())
+def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(
+    job, tmp_path, monkeypatch, capfd
+):
+    job()
     chooser = TakenAt(RAFT, times=1)
     monkeypatch.setattr(placing, "free_ports", chooser)
     try:
-        with asked_registry(Named(job.work)) as asked, asked.registry.client(10.0) as client:
+        with (
+            asked_registry(Named(tmp_path / "out" / ".photon")) as asked,
+            asked.registry.client(10.0) as client,
+        ):
             scanned = list(client.scan(0, fresh=True))  # by the shard's leader, whoever knows of it by now
     finally:
         chooser.close()
