@@ -7,7 +7,6 @@ and sums up what is on disk. A join drains the logs or follows them.
 import contextlib
 import json
 import random
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,8 +38,7 @@ from photon.cluster.topology import (
     JOINER_FILES,
     REGISTRY,
     Topology,
-    absolute,
-    with_absolute_paths,
+    unplaced,
 )
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
@@ -290,16 +288,7 @@ def join(
         check_matches(primary)
     check_apart([*primary, *foreign], out, work, names, roots)
     check_directories((out, work, *map(Path, roots)))
-    topology = Topology(
-        settings=with_absolute_paths(settings),
-        primary=[absolute(pattern) for pattern in primary],
-        foreign=[absolute(pattern) for pattern in foreign],
-        output=str(out.absolute()),
-        secret=secrets.token_hex(32),
-        drain=not follow,
-        replicas=[],
-        pipelines=[],
-    )
+    topology = unplaced(settings, primary, foreign, out, drain=not follow)
     with contextlib.closing(RunDisplay()) as display, holding(work, out) as ground:
         check_same_run(
             work, out, settings, dict.fromkeys(names, settings.joiner.processes), ground.joined_before
@@ -309,13 +298,13 @@ def join(
 
 
 def _join(
-    unplaced: Topology, work: Path, names: Sequence[str], ground: Ground, display: RunDisplay, began: float
+    planned: Topology, work: Path, names: Sequence[str], ground: Ground, display: RunDisplay, began: float
 ) -> dict[str, Any]:
     """Start, drain (or follow until told to stop), stop, sum up."""
-    replicas = unplaced.settings.registry.replicas
+    replicas = planned.settings.registry.replicas
     if not ground.joined_before:  # whose registry was founded
         clear_unfounded(work, replicas)
-    topology = placed(unplaced, members_of(work, replicas), {}, names, work, random.Random())
+    topology = placed(planned, members_of(work, replicas), {}, names, work, random.Random())
     cluster = LocalCluster(topology, work, ground.launcher)
     every_s = POLL_S if topology.drain else FOLLOWING_S
     with running(cluster, work, ground, topology.settings, display.notice, every_s) as loop:

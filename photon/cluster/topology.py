@@ -8,6 +8,7 @@ import dataclasses
 import ipaddress
 import os
 import re
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -204,6 +205,22 @@ def with_absolute_paths(settings: Settings) -> Settings:
         settings,
         joiner=replace(joiner, output_roots=tuple(absolute(root) for root in joiner.output_roots)),
         tls=replace(tls, **files),
+    )
+
+
+def unplaced(
+    settings: Settings, primary: Iterable[str], foreign: Iterable[str], out: Path, drain: bool
+) -> Topology:
+    """A system on this machine whose processes have no places yet (photon.cluster.local_cluster.placed)."""
+    return Topology(
+        settings=with_absolute_paths(settings),
+        primary=[absolute(pattern) for pattern in primary],
+        foreign=[absolute(pattern) for pattern in foreign],
+        output=str(out.absolute()),
+        secret=secrets.token_hex(32),
+        drain=drain,
+        replicas=[],
+        pipelines=[],
     )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,11 +11,10 @@ from photon.cluster.registry_replicas import Members, members_of
 from photon.cluster.topology import (
     Pipeline,
     Topology,
-    absolute,
     check_processes,
     read_topology,
     topology_of,
-    with_absolute_paths,
+    unplaced,
 )
 from photon.core.disk import make_directory
 from photon.core.errors import UsageError
@@ -60,16 +58,8 @@ def plan_dev(
         settings, registry=dataclasses.replace(settings.registry, replicas=replicas)
     )
     members = members_of(work, replicas)
-    topology = Topology(
-        settings=with_absolute_paths(settings),
-        primary=[absolute(pattern) for pattern in primary],
-        foreign=[absolute(pattern) for pattern in foreign],
-        output=str(out.absolute()),
-        secret=secrets.token_hex(32),
-        drain=False,
-        replicas=[],
-        pipelines=[],
-        regions=dict(REGIONS),
+    topology = dataclasses.replace(
+        unplaced(settings, primary, foreign, out, drain=False), regions=dict(REGIONS)
     )
     sites = replica_sites(members, replicas, _sites_before(work))
     topology = placed(topology, members, sites, PIPELINE_SITES[:datacenters], work, rng)
