@@ -72,20 +72,15 @@ def test_each_process_answers_health_checks_reflection_and_prometheus(roles):
             assert METRICS[role] in page.read().decode() or (role, name) == ("eventstore", "east/1")
 
 
-def test_processes_that_are_killed_and_started_again_lose_and_double_nothing(roles, truth):
-    victims = [("eventstore", "west"), ("joiner", "east"), ("registry", "r0"), ("dispatcher", "east")]
+@pytest.mark.parametrize("end", ["killed", "told to end"])
+def test_processes_that_end_and_are_started_again_lose_and_double_nothing(roles, truth, end):
+    here, there, replica = ("east", "west", "r0") if end == "killed" else ("west", "east", "r1")
+    victims = [("dispatcher", here), ("joiner", here), ("registry", replica), ("eventstore", there)]
     truth.write(150)
-    roles.kill(*victims)
-    truth.write(150)
-    roles.start(*victims)
-    truth.await_all()
-    roles.await_health(SERVING)
-
-
-def test_processes_that_are_told_to_end_drain_and_lose_and_double_nothing(roles, truth):
-    victims = [("dispatcher", "west"), ("joiner", "west"), ("registry", "r1"), ("eventstore", "east")]
-    truth.write(150)
-    assert roles.terminate(*victims) == [0] * len(victims)
+    if end == "killed":
+        roles.kill(*victims)
+    else:
+        assert roles.terminate(*victims) == [0] * len(victims)
     truth.write(150)
     roles.start(*victims)
     truth.await_all()

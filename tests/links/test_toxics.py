@@ -1,4 +1,6 @@
-"""Each toxic does what its name says to the bytes of a link: the real server, and the Python package."""
+"""What a toxic does to the bytes of a link: the real server, and the Python package.
+
+Links that break, are reset, or are down are in test_links, where a whole system feels them."""
 
 import contextlib
 import random
@@ -220,43 +222,6 @@ def test_bandwidth_slows_down_and_a_slicer_changes_no_byte(link):
     proxies.slicer([found], 16)
     data = random.Random(2).randbytes(5_000)
     assert ask(dial(), data)[0] == data
-
-
-def test_a_connection_ends_after_its_bytes_or_its_time(link):
-    proxies, found, echo, dial = link
-    proxies.limit_data([found], 100)
-    connection = dial()
-    connection.sendall(b"x" * 1_000)
-    assert ended(connection)
-    wait_until(lambda: len(echo.got) == 100)
-    proxies.cure([found])
-    proxies.timeout([found], 100)
-    connection = dial()
-    connection.sendall(b"y")
-    assert ended(connection)
-    assert b"y" not in echo.got
-
-
-def test_a_reset_is_felt_as_one(link):
-    proxies, found, _, dial = link
-    proxies.reset_peer([found])
-    connection = dial()
-    with pytest.raises(ConnectionError):
-        for _ in range(100):
-            connection.sendall(b"x")
-            time.sleep(0.05)
-
-
-def test_a_link_that_is_down_refuses_and_comes_up_on_the_same_port(link):
-    proxies, found, _, dial = link
-    connection = dial()
-    ask(connection)
-    proxies.down([found])
-    assert ended(connection)
-    with pytest.raises(ConnectionRefusedError):
-        dial()
-    proxies.up([found])
-    assert ask(dial())[0] == b"hello"
 
 
 def test_a_fault_of_no_link_is_refused(proxied):
