@@ -63,23 +63,6 @@ def test_every_joinable_click_is_joined_once_and_every_other_one_has_its_fate(
         assert all(letter["reason"] for letter in letters)
 
 
-@pytest.mark.long
-def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(generated, tmp_path):
-    logs, truth = generated("--queries", 2_000, "--clicks", 500)
-    out = tmp_path / "out"
-    first = join(logs, out)
-    again = join(logs, out)
-    assert first["joined"] == again["joined"] == truth["distinct_joined_pairs"]
-    assert again["joined_this_run"] == 0
-    assert fates_add_up(again)
-    write_lines(logs / "queries" / "late.jsonl", [{"id": "q-new", "ts_us": T0}])
-    write_lines(logs / "clicks" / "late.jsonl", [{"id": "c-new", "primary_id": "q-new", "ts_us": T0 + 1}])
-    third = join(logs, out)
-    assert third["joined_this_run"] == 1
-    assert joined_pairs(out)["q-new", "c-new"] == 1
-    assert max(joined_pairs(out).values()) == 1
-
-
 def test_other_field_names_units_numeric_ids_and_compressed_logs_larger_than_the_cache(tmp_path):
     logs = tmp_path / "logs"
     pad = "x" * 700

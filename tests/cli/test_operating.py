@@ -1,8 +1,6 @@
 """What an operator asks of a running system: status, metrics, explain; several processes of each role."""
 
 import json
-import os
-import signal
 import urllib.request
 
 import pytest
@@ -12,7 +10,6 @@ from photon.cli.status import fates_line, line_of
 from photon.core.disk import DirectoryLock
 from photon.rpc.metrics import FAMILIES
 from tests.system import (
-    children_of,
     fates_add_up,
     following,
     join_arguments,
@@ -153,27 +150,6 @@ def test_explain_says_where_an_event_is_and_why_it_waits(running, command):
     assert nowhere.out.startswith("nobody: not seen")
     write_lines(logs / "queries" / "late.jsonl", [{"id": "q-late", "ts_us": 1}])
     wait_until(lambda: ("q-late", "early") in joined_pairs(out, growing=True))
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running, command):
-    process, _, out = running
-    children = children_of(process.pid)
-    stopped = [children[f"registry-r{n}"] for n in (1, 2)]
-    try:
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-
-        def told():
-            shown = command("status", "--work", out / ".photon").out
-            return shown.count("NO LEASE") == 2 and shown.count("does not answer") >= 2
-
-        wait_until(told)
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: "LEASE" not in command("status", "--work", out / ".photon").out)
 
 
 def test_a_lease_is_told_of_only_while_something_is_wrong_with_it():

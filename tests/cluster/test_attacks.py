@@ -87,16 +87,6 @@ def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(
     assert "knows nothing of" in refusal(attacked)
 
 
-@pytest.mark.long
-def test_a_run_that_was_killed_before_the_registry_was_up_is_resumed(tmp_path: Path) -> None:
-    work = tmp_path / "out" / ".photon"
-    join(write_logs(tmp_path / "logs", EVENTS), tmp_path / "out")
-    shutil.rmtree(work / "registry")
-    shutil.rmtree(work / "east")
-    shutil.rmtree(tmp_path / "out" / "joined")
-    assert join(tmp_path / "logs", tmp_path / "out")["joined"] == EVENTS
-
-
 def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(refusal: Refusal, attacked: Path) -> None:
     (attacked / "out" / ".photon" / "run.json").write_text("[]")
     assert "run.json: cannot be read" in refusal(attacked)

@@ -184,15 +184,6 @@ def test_a_whole_system_that_was_drained_goes_on_where_it_was(roles, truth):
 
 
 @pytest.mark.long
-def test_all_that_are_told_to_end_at_once_end_well(roles, truth):
-    roles.await_health(SERVING)
-    truth.write(50)
-    assert roles.terminate(*roles.all) == [0] * len(roles.all)
-    joined = truth.joined()
-    assert set(joined) <= truth.pairs and set(joined.values()) == {1}
-
-
-@pytest.mark.long
 def test_all_but_replicas_end_at_a_registry_that_was_founded_anew(roles, truth):
     """All replicas lost their disks, and somebody started them again: nothing is joined a second time."""
     replicas = [who for who in roles.all if who[0] == "registry"]

@@ -82,20 +82,6 @@ def test_no_role_listens_beyond_loopback_without_tls_unless_it_is_told_to(
     assert "network.insecure_beyond_loopback = true" in told
 
 
-@pytest.mark.cluster
-@pytest.mark.long
-def test_told_so_in_so_many_words_they_listen_everywhere(tmp_path: Path) -> None:
-    more = '[network]\nbind = "0.0.0.0"\ninsecure_beyond_loopback = true\n'
-    (tmp_path / "secret").touch(0o600)
-    (tmp_path / "secret").write_text("sixteen bytes or more of it")
-    site = Site(tmp_path / "site", more=more, secret=str(tmp_path / "secret"))
-    try:
-        site.start()
-        assert set(site.terminate(*ROLES)) == {0}
-    finally:
-        site.kill()
-
-
 def test_a_certificate_that_no_other_would_take_stops_the_start(
     authority: Authority, tmp_path: Path, refusal: Refusal
 ) -> None:

@@ -75,105 +75,96 @@ def test_a_good_run_breaks_nothing(facts):
     assert (report.events_in, report.joined, report.duplicates, report.lost) == (12, 3, 0, 0)
 
 
-def joined_again_elsewhere(facts):
-    facts.lines.append(line_of(facts.truth, "c0", "west", 2))
+def joined(number, text, line=b"{}\n"):
+    """One line more."""
+    return JoinedLine("east", f"east/joiner-east-000000.jsonl:{number}", text, line)
 
 
-def joined_twice_for_a_moment(facts):
-    facts.repeated["c1"] = ["east/a.jsonl:1", "west/b.jsonl:1"]
+def changed(line, old, new):
+    return JoinedLine(line.datacenter, line.place, line.id, line.line.replace(old, new))
 
 
-def joined_with_another_query(facts):
-    at = facts.lines[0]
-    facts.lines[0] = JoinedLine(at.datacenter, at.place, at.id, at.line.replace(b'"id":"q0"', b'"id":"q1"'))
-
-
-def changed_by_a_byte(facts):
-    at = facts.lines[0]
-    facts.lines[0] = JoinedLine(at.datacenter, at.place, at.id, at.line.replace(b'"ts_us":2', b'"ts_us":3'))
-
-
-def torn(facts):
-    facts.lines.append(JoinedLine("east", "east/joiner-east-000000.jsonl:3", None, b'{"id":"c'))
-
-
-def joined_an_orphan(facts):
-    facts.lines.append(JoinedLine("east", "east/joiner-east-000000.jsonl:3", ORPHAN, b"{}\n"))
+def holds(facts, text, holder):
+    """Every replica says so; None: nobody has it."""
     for scan in facts.scans:
-        scan.holders[key_of(ORPHAN)] = 7
+        scan.holders.pop(key_of(text), None)
+        scan.holders.update({} if holder is None else {key_of(text): holder})
 
 
-def joined_what_nobody_logged(facts):
-    facts.lines.append(JoinedLine("east", "east/joiner-east-000000.jsonl:3", "c77", b"{}\n"))
+def fated(facts, **fates):
+    """What the west counts."""
+    facts.ledgers["west"] = with_fates(facts.ledgers["west"], **fates)
 
 
-def lost_one(facts):
-    del facts.lines[0]
-
-
-def forgot_an_event(facts):
-    facts.ledgers["west"] = with_fates(facts.ledgers["west"], duplicate=2)
-
-
-def left_one_pending(facts):
-    facts.ledgers["west"] = with_fates(facts.ledgers["west"], duplicate=2, pending=1)
-
-
-def gave_up_what_could_be_joined(facts):
-    facts.ledgers["west"] = with_fates(facts.ledgers["west"], duplicate=2, unjoinable=2)
-    facts.letters.append(Letter("west", "unjoinable", "c0"))
-
-
-def read_a_line_twice(facts):
-    east = facts.ledgers["east"]
-    facts.ledgers["east"] = Ledger(7, {**east.fates, "duplicate": 3})
-
-
-def dropped_without_a_letter(facts):
-    facts.letters.pop()
-
-
-def told_everybody_that_it_is_joined(facts):
-    for name in facts.ledgers:
-        facts.ledgers[name] = with_fates(facts.ledgers[name], joined=4, duplicate=0)
-
-
-def gave_up_what_nobody_logged(facts):
-    facts.letters[0] = Letter("east", "unjoinable", "c77")
-
-
-def counted_nothing(facts):
-    facts.ledgers.clear()
-
-
-def asked_no_replica(facts):
-    facts.scans.clear()
-
-
-def let_a_replica_forget(facts):
-    del facts.scans[1].holders[key_of("c0")]
-
-
-def let_a_replica_name_another_holder(facts):
-    facts.scans[1].holders[key_of("c0")] = 8
-
-
-def joined_without_registering(facts):
-    for scan in facts.scans:
-        del scan.holders[key_of("c2")]
-
-
-def registered_for_two(facts):
-    facts.scans.append(Scan("r0", 1, {key_of("c0"): 8}))
-
-
-def registered_what_nobody_logged(facts):
-    for scan in facts.scans:
-        scan.holders[key_of("c77")] = 7
-
-
-def wrote_as_a_zombie(facts):
-    facts.fences[0] = Fenced(7, frozenset({"c0"}))
+VIOLATIONS = {
+    "joined again elsewhere": (
+        lambda facts: facts.lines.append(line_of(facts.truth, "c0", "west", 2)),
+        {"joined_twice"},
+    ),
+    "joined twice for a moment": (
+        lambda facts: facts.repeated.update(c1=["east/a.jsonl:1", "west/b.jsonl:1"]),
+        {"joined_twice"},
+    ),
+    "joined with another query": (
+        lambda facts: facts.lines.append(changed(facts.lines.pop(0), b'"id":"q0"', b'"id":"q1"')),
+        {"joined_wrong"},
+    ),
+    "changed by a byte": (
+        lambda facts: facts.lines.append(changed(facts.lines.pop(0), b'"ts_us":2', b'"ts_us":3')),
+        {"joined_wrong"},
+    ),
+    "torn": (lambda facts: facts.lines.append(joined(3, None, b'{"id":"c')), {"joined_wrong"}),
+    "joined an orphan": (
+        lambda facts: (facts.lines.append(joined(3, ORPHAN)), holds(facts, ORPHAN, 7)),
+        {"joined_wrong", "wrote_after_fence"},
+    ),
+    "joined what nobody logged": (
+        lambda facts: facts.lines.append(joined(3, "c77")),
+        {"joined_wrong", "unregistered"},
+    ),
+    "lost one": (lambda facts: facts.lines.pop(0), {"lost", "fates_off"}),
+    "forgot an event": (lambda facts: fated(facts, duplicate=2), {"fates_off"}),
+    "left one pending": (lambda facts: fated(facts, duplicate=2, pending=1), {"fates_off"}),
+    "gave up what could be joined": (
+        lambda facts: (
+            fated(facts, duplicate=2, unjoinable=2),
+            facts.letters.append(Letter("west", "unjoinable", "c0")),
+        ),
+        {"fates_off", "letters_off"},
+    ),
+    "read a line twice": (
+        lambda facts: facts.ledgers.update(east=Ledger(7, {**facts.ledgers["east"].fates, "duplicate": 3})),
+        {"fates_off"},
+    ),
+    "dropped without a letter": (lambda facts: facts.letters.pop(), {"letters_off"}),
+    "told everybody that it is joined": (
+        lambda facts: facts.ledgers.update(
+            {name: with_fates(one, joined=4, duplicate=0) for name, one in facts.ledgers.items()}
+        ),
+        {"fates_off"},
+    ),
+    "gave up what nobody logged": (
+        lambda facts: (facts.letters.pop(0), facts.letters.append(Letter("east", "unjoinable", "c77"))),
+        {"letters_off"},
+    ),
+    "counted nothing": (lambda facts: facts.ledgers.clear(), {"fates_off"}),
+    "asked no replica": (lambda facts: facts.scans.clear(), {"unregistered"}),
+    "let a replica forget": (lambda facts: facts.scans[1].holders.pop(key_of("c0")), {"replicas_differ"}),
+    "let a replica name another holder": (
+        lambda facts: facts.scans[1].holders.update({key_of("c0"): 8}),
+        {"replicas_differ"},
+    ),
+    "joined without registering": (lambda facts: holds(facts, "c2", None), {"unregistered"}),
+    "registered for two": (
+        lambda facts: facts.scans.append(Scan("r0", 1, {key_of("c0"): 8})),
+        {"unregistered"},
+    ),
+    "registered what nobody logged": (lambda facts: holds(facts, "c77", 7), {"unregistered"}),
+    "wrote as a zombie": (
+        lambda facts: facts.fences.append(Fenced(7, frozenset({"c0"}))),
+        {"wrote_after_fence"},
+    ),
+}
 
 
 def test_an_id_may_stand_in_two_shards_for_one_holder(facts):
@@ -182,36 +173,9 @@ def test_an_id_may_stand_in_two_shards_for_one_holder(facts):
     assert not check(facts).broken
 
 
-@pytest.mark.parametrize(
-    ("violate", "rules"),
-    [
-        (joined_again_elsewhere, {"joined_twice"}),
-        (joined_twice_for_a_moment, {"joined_twice"}),
-        (joined_with_another_query, {"joined_wrong"}),
-        (changed_by_a_byte, {"joined_wrong"}),
-        (torn, {"joined_wrong"}),
-        (joined_an_orphan, {"joined_wrong", "wrote_after_fence"}),
-        (joined_what_nobody_logged, {"joined_wrong", "unregistered"}),
-        (lost_one, {"lost", "fates_off"}),
-        (forgot_an_event, {"fates_off"}),
-        (left_one_pending, {"fates_off"}),
-        (gave_up_what_could_be_joined, {"fates_off", "letters_off"}),
-        (read_a_line_twice, {"fates_off"}),
-        (dropped_without_a_letter, {"letters_off"}),
-        (told_everybody_that_it_is_joined, {"fates_off"}),
-        (gave_up_what_nobody_logged, {"letters_off"}),
-        (counted_nothing, {"fates_off"}),
-        (asked_no_replica, {"unregistered"}),
-        (let_a_replica_forget, {"replicas_differ"}),
-        (let_a_replica_name_another_holder, {"replicas_differ"}),
-        (joined_without_registering, {"unregistered"}),
-        (registered_for_two, {"unregistered"}),
-        (registered_what_nobody_logged, {"unregistered"}),
-        (wrote_as_a_zombie, {"wrote_after_fence"}),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_planted_violation_is_found_by_its_rule(facts, violate, rules):
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_planted_violation_is_found_by_its_rule(facts, name):
+    violate, rules = VIOLATIONS[name]
     violate(facts)
     report = check(facts)
     assert set(report.broken) == rules
@@ -221,8 +185,8 @@ def test_a_planted_violation_is_found_by_its_rule(facts, violate, rules):
 
 
 def test_duplicates_and_losses_are_counted(facts):
-    joined_again_elsewhere(facts)
-    joined_twice_for_a_moment(facts)
+    for name in ("joined again elsewhere", "joined twice for a moment"):
+        VIOLATIONS[name][0](facts)
     del facts.lines[2]
     report = check(facts)
     assert (report.duplicates, report.lost) == (2, 1)
