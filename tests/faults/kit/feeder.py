@@ -134,7 +134,8 @@ class Feeder:
 
     def start(self) -> None:
         self.prepare()
-        dues, self.truth, self._complete_s = _script(self.feed, time.time_ns() // 1_000)
+        dues = _script(self.feed, time.time_ns() // 1_000)
+        self.truth, self._complete_s = truth_of(dues)
         for number, (datacenter, directory) in enumerate(self.logs.items()):
             rng = random.Random(f"{self.feed.seed} {number}")
             is_late = bool(number) or self.feed.all_late
@@ -329,38 +330,34 @@ class _Ids:
         return f"10.{self._subnet}.0.{server + 1}:{4000 + server}:{self._last_us}", self._last_us, server
 
 
-def _script(feed: Feed, began_us: int) -> tuple[list[Due], Truth, list[float]]:
-    """All lines, by when they are due (seconds from the start); what must become of them; when each pair is
-    whole."""
+def _script(feed: Feed, began_us: int) -> list[Due]:
+    """All lines, by when they are due (seconds from the start)."""
     rng = random.Random(feed.seed)
     queries, clicks = (_Ids(rng, subnet, began_us, feed.opaque) for subnet in (1, 2))
-    truth = Truth()
     dues: list[Due] = []
     words = [_words(rng) for _ in range(_TEXTS)]
-    logged_at: dict[str, float] = {}
-    complete: list[float] = []
+    made = 0
 
     def put(at_s: float, log: Log, line: bytes, server: int) -> None:
         dues.append(Due(at_s, len(dues), log, line, server))
 
     def query(at_s: float, logged_s: float) -> str:
+        nonlocal made
+        made += 1
         text, time_us, server = queries.draw(at_s)
-        line = _line({"id": text, "ts_us": time_us, "words": rng.choice(words), "user": rng.randrange(1_000)})
-        truth.queries[text] = line
-        logged_at[text] = logged_s
-        put(logged_s, "queries", line, server)
+        event = {"id": text, "ts_us": time_us, "words": rng.choice(words), "user": rng.randrange(1_000)}
+        put(logged_s, "queries", msgspec.json.encode(event), server)
         return text
 
     recent: list[str] = []
     gap = 1.0 / feed.clicks_per_s if feed.clicks_per_s else 0.0
     for number in range(feed.clicks):
         at = number * gap
-        while len(truth.queries) < (number + 1) * feed.queries_a_click or not recent:
+        while made < (number + 1) * feed.queries_a_click or not recent:
             recent.append(query(at, at))
         kind = rng.random()
         logged = at
-        is_orphan = number < feed.clicks / 2 and rng.random() < 2 * feed.orphans
-        if is_orphan:
+        if number < feed.clicks / 2 and rng.random() < 2 * feed.orphans:
             primary, _, _ = queries.draw(at)
         elif kind < feed.before_query:
             primary = query(at, at + rng.uniform(*_BEFORE_QUERY_S) * (1 if gap else 0))
@@ -369,32 +366,54 @@ def _script(feed: Feed, began_us: int) -> tuple[list[Due], Truth, list[float]]:
             if kind < feed.before_query + feed.late:
                 logged = at + rng.uniform(*feed.late_s) * (1 if gap else 0)
         text, time_us, server = clicks.draw(logged)
-        line = _line({"id": text, "primary_id": primary, "ts_us": time_us, "at": rng.choice(words)})
-        truth.clicks[text] = line
-        if not is_orphan:
-            truth.pairs[text] = primary
-            complete.append(max(logged, logged_at[primary]))
+        event = {"id": text, "primary_id": primary, "ts_us": time_us, "at": rng.choice(words)}
+        line = msgspec.json.encode(event)
         put(logged, "clicks", line, server)
-        copies = 1
         while rng.random() < feed.duplicates:
-            copies += 1
             again = logged + rng.uniform(*_REPEATED_S) * (1 if gap else 0)
             put(again, "clicks", line, rng.randrange(_SERVERS))
-        truth.repeated += copies - 1
-        if is_orphan:
-            truth.orphans[text] = copies
         if rng.random() < feed.malformed:
-            truth.malformed += 1
             put(logged, "clicks", rng.choice(_MALFORMED) + b" %d" % number, server)
         if rng.random() < feed.malformed:
-            truth.malformed_queries += 1
             put(at, "queries", rng.choice(_MALFORMED) + b" %d" % number, server)
         del recent[:-5_000]
-    return sorted(dues), truth, sorted(complete)
+    return sorted(dues)
 
 
-def _line(event: Mapping[str, object]) -> bytes:
-    return msgspec.json.encode(event)
+class _Event(msgspec.Struct):
+    id: str
+    ts_us: int
+    primary_id: str = ""
+
+
+def _event_of(due: Due) -> _Event | None:
+    """None of a malformed line."""
+    try:
+        return msgspec.json.decode(due.line, type=_Event)
+    except msgspec.DecodeError:
+        return None
+
+
+def truth_of(dues: Iterable[Due]) -> tuple[Truth, list[float]]:
+    """What must become of these lines, and when each pair is whole."""
+    truth, copies, primaries = Truth(), Counter[str](), dict[str, str]()
+    logged_s: dict[str, float] = {}
+    for due in dues:
+        event = _event_of(due)
+        if event is None:
+            truth.malformed += due.log == "clicks"
+            truth.malformed_queries += due.log == "queries"
+            continue
+        logged_s.setdefault(event.id, due.at_s)
+        if due.log == "queries":
+            truth.queries[event.id] = due.line
+        else:
+            truth.clicks[event.id], primaries[event.id] = due.line, event.primary_id
+            copies[event.id] += 1
+    truth.pairs = {text: primary for text, primary in primaries.items() if primary in truth.queries}
+    truth.orphans = Counter({text: count for text, count in copies.items() if text not in truth.pairs})
+    truth.repeated = copies.total() - len(copies)
+    return truth, sorted(max(logged_s[one], logged_s[other]) for one, other in truth.pairs.items())
 
 
 def _words(rng: random.Random) -> str:
@@ -408,38 +427,12 @@ LONG: Final = 40_000
 def cut_short(feeder: Feeder) -> None:
     """What stands in no copy yet is never logged, but for the queries of clicks that do. `truth` says so."""
     with feeder.held() as copies:
-        kept = _kept(copies, feeder.truth)
+        kept = {due.turn: due for copy in copies for due in copy.written}
+        clicks = [_event_of(due) for due in kept.values() if due.log == "clicks"]
+        named = {click.primary_id for click in clicks if click is not None}
+        for due in copies[0].planned:
+            if due.log == "queries" and (query := _event_of(due)) and query.id in named:
+                kept[due.turn] = due
         for copy in copies:
             copy.keep(kept)
-        feeder.replan(_truth_of(kept.values(), feeder.truth))
-
-
-def _kept(copies: Sequence[Copy], truth: Truth) -> dict[int, Due]:
-    """Turn -> line, of those that stand somewhere, or must."""
-    written = {due.turn: due for copy in copies for due in copy.written}
-    click_of = {line: text for text, line in truth.clicks.items()}
-    clicks = {click_of.get(due.line) for due in written.values() if due.log == "clicks"}
-    named = {truth.queries[truth.pairs[text]] for text in clicks if text in truth.pairs}
-    awaited = {due.turn: due for due in copies[0].planned if due.log == "queries" and due.line in named}
-    return written | awaited
-
-
-def _truth_of(dues: Iterable[Due], whole: Truth) -> Truth:
-    click_of = {line: text for text, line in whole.clicks.items()}
-    query_of = {line: text for text, line in whole.queries.items()}
-    truth = Truth()
-    for due in dues:
-        if due.log == "queries":
-            if due.line in query_of:
-                truth.queries[query_of[due.line]] = due.line
-            else:
-                truth.malformed_queries += 1
-        elif due.line not in click_of:
-            truth.malformed += 1
-        else:
-            text = click_of[due.line]
-            truth.repeated += text in truth.clicks
-            truth.clicks[text] = due.line
-            truth.orphans.update([text] if text in whole.orphans else ())
-    truth.pairs = {text: whole.pairs[text] for text in truth.clicks if text in whole.pairs}
-    return truth
+        feeder.replan(truth_of(kept.values())[0])
