@@ -38,8 +38,6 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Pair(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of a file of pairs."""
-
     primary: msgspec.Raw
     foreign: msgspec.Raw
 

@@ -20,7 +20,6 @@ _FATES: Final = [fate.value for fate in Fate if fate in (*LETTERS, Fate.DUPLICAT
 
 
 def _which(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that choose letters."""
     for option in (
         json_flag("Print JSON."),
         click.option("--id", "event_id", metavar="ID", help="Only the foreign event of this id."),

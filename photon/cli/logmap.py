@@ -12,6 +12,7 @@ from photon.cli.options import json_flag, logs_option, path_option
 from photon.core.settings import load_settings
 from spark.options import SparkOptions, spark_options
 
+_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 _MEANINGS: Final = {
     "new": "logs that were not known",
     "grown": "known logs that had grown",
@@ -35,7 +36,7 @@ def logmap() -> None:
     "--map",
     "directory",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_DIRECTORY,
     help="The built map; made if there is none, else what the logs have gained is added.",
 )
 @path_option("--config", help="Settings (photon.toml) of the pipelines.")
@@ -63,22 +64,16 @@ def build_command(
 
 
 @logmap.command("load")
-@click.option(
-    "--map",
-    "built",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="What `photon logmap build` wrote.",
-)
+@click.option("--map", "built", required=True, type=_DIRECTORY, help="What `photon logmap build` wrote.")
 @click.option(
     "--into",
     required=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_DIRECTORY,
     help="The map of an event store that does not run: WORK/DATACENTER/eventstore/map.",
 )
 @click.option(
     "--dead-letters",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_DIRECTORY,
     help="Where that datacenter's dead letters are (OUT/dead-letters/DATACENTER): malformed lines go there.",
 )
 @path_option("--config", help="Settings (photon.toml) of the pipelines.")

@@ -26,7 +26,6 @@ _WORK: Final = path_option("--work", required=True, help="Directory of the run's
 
 
 def _running(command: _Command) -> _Command:
-    """The options of a run."""
     workers = click.option("--workers", default=1, show_default=True, help="Processes that compute.")
     follow = "The logs grow: go on until Ctrl-C. Else: end when all is worked off."
     command = json_flag("The summary as JSON.")(command)
@@ -206,7 +205,6 @@ def deploy(work: Path) -> None:
 
 
 def _lasts(name: str, argument: str, text: str, **given: Any) -> Callable[[_Command], _Command]:
-    """An option that is a duration, in seconds."""
     return click.option(name, argument, metavar="DURATION", callback=duration, help=text, **given)
 
 
@@ -225,7 +223,6 @@ _INPUT: Final = _globs("--input", "paths", "Logs, JSON lines")
 
 
 def _ready(command: _Command) -> _Command:
-    """The options that all of them have."""
     for option in (
         _field("--time", "time", "Path of the event's time in a line."),
         click.option("--unit", type=click.Choice(get_args(Unit)), default="us", show_default=True),

@@ -7,7 +7,7 @@ run that has ended its files tell.
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,14 +145,12 @@ def pending(pipeline: Pipeline, packed: bytes, network: Network = LOOPBACK) -> d
     and one does not answer."""
     silent: UnavailableError | None = None
     for address in pipeline.dispatchers:
-        client = DispatcherClient(address, PENDING_TIMEOUT_S, network)
         try:
-            if (found := client.pending(packed)[0]) is not None:
-                return found
+            with closing(DispatcherClient(address, PENDING_TIMEOUT_S, network)) as client:
+                if (found := client.pending(packed)[0]) is not None:
+                    return found
         except UnavailableError as error:
             silent = silent or error
-        finally:
-            client.close()
     if silent is not None:
         raise silent
     return None
@@ -162,24 +160,17 @@ def primary_in(
     topology: Topology, primary_id: str, packed: bytes, network: Network = LOOPBACK, ended: Path | None = None
 ) -> dict[str, Any]:
     """{id, datacenters: {name: {outcome, line}}}: what each event store answers."""
-    if ended is not None:
-        silent = {"silent": "the run has ended"}
-        return {"id": primary_id, "datacenters": {p.datacenter: silent for p in topology.pipelines}}
-    answers = {
-        p.datacenter: _answer(partial(_look_up, p.eventstores[0], packed, network))
-        for p in topology.pipelines
-    }
+
+    def look_up(eventstore: str) -> dict[str, Any]:
+        if ended is not None:
+            return {"silent": "the run has ended"}
+        with closing(EventStoreClient(eventstore, TIMEOUT_S, network=network)) as client:
+            outcomes, lines = client.lookup(packed)
+        found = Found(outcomes[0])
+        return {"outcome": found.name.lower(), "line": lines[0].decode() if found is Found.FOUND else None}
+
+    answers = {p.datacenter: _answer(partial(look_up, p.eventstores[0])) for p in topology.pipelines}
     return {"id": primary_id, "datacenters": answers}
-
-
-def _look_up(eventstore: str, packed: bytes, network: Network) -> dict[str, Any]:
-    client = EventStoreClient(eventstore, TIMEOUT_S, network=network)
-    try:
-        outcomes, lines = client.lookup(packed)
-    finally:
-        client.close()
-    found = Found(outcomes[0])
-    return {"outcome": found.name.lower(), "line": lines[0].decode() if found is Found.FOUND else None}
 
 
 def letters_of(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:

@@ -192,7 +192,6 @@ class Nursery:
             )
 
     def _lose(self) -> None:
-        """It is gone, or useless: so is everything that it forked."""
         self._process.kill()
         self._process.wait()
         lost = list(self._running.values())

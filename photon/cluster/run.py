@@ -130,12 +130,17 @@ class RunLoop:
         self._answer: Future[Sample] | None = None
         self._hurried = False
 
-    def until(self, over: Callable[[Sample | None], bool], roles: tuple[str, ...] = tuple(ROLES)) -> None:
+    def until(
+        self,
+        over: Callable[[Sample | None], bool],
+        roles: tuple[str, ...] = tuple(ROLES),
+        patience_s: float = float("inf"),
+    ) -> None:
         """One phase of a run: turns until `over`, which is given what the processes said, if that is new.
 
-        ProcessFailedError, CorruptStateError: the run is over.
+        ProcessFailedError, CorruptStateError: the run is over; StalledError: it was not after `patience_s`.
         """
-        self._asked_s = float("-inf")
+        self._asked_s, began = float("-inf"), time.monotonic()
         while True:
             self.cluster.poll()
             sample = self._look(roles)
@@ -143,9 +148,10 @@ class RunLoop:
                 self._tell(sample)
             if over(sample):
                 return
+            if time.monotonic() - began > patience_s:
+                raise StalledError(why_stalled(self.reader, patience_s))
 
     def _tell(self, sample: Sample) -> None:
-        """What the supervisor and the processes have to say for a person."""
         notices = self.cluster.supervisor.notices
         while notices:
             self._notice(notices.pop(0))
@@ -213,17 +219,12 @@ def running(
 
 def _await_memory(loop: RunLoop, memory: RegistryMemory) -> None:
     """Return once the registry is known to remember all; CorruptStateError if it does not."""
-    began = time.monotonic()
 
     def over(sample: Sample | None) -> bool:
-        waited = time.monotonic() - began
-        if loop.told_to_stop or (sample is not None and memory.is_whole(sample.of("registry"), waited)):
-            return True
-        if waited > STALL_S:
-            raise StalledError(why_stalled(loop.reader, waited))
-        return False
+        said = None if sample is None else sample.of(REGISTRY)
+        return bool(loop.told_to_stop) or (said is not None and memory.is_whole(said, time.monotonic()))
 
-    loop.until(over, (REGISTRY,))
+    loop.until(over, (REGISTRY,), STALL_S)
 
 
 def why_stalled(reader: StatusReader, seconds: float) -> str:
@@ -300,7 +301,6 @@ def join(
 def _join(
     planned: Topology, work: Path, names: Sequence[str], ground: Ground, display: RunDisplay, began: float
 ) -> dict[str, Any]:
-    """Start, drain (or follow until told to stop), stop, sum up."""
     replicas = planned.settings.registry.replicas
     if not ground.joined_before:  # whose registry was founded
         clear_unfounded(work, replicas)

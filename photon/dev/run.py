@@ -13,7 +13,7 @@ from typing import Any, Final
 from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
 from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
 from photon.cluster.registry_replicas import clear_unfounded
-from photon.cluster.run import STALL_S, Ground, RunLoop, StalledError, holding, running, why_stalled
+from photon.cluster.run import STALL_S, Ground, RunLoop, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
 from photon.core.errors import UsageError
@@ -178,16 +178,10 @@ class _Run:
             self.course.restarts = self._cluster.supervisor.restarts()
 
     def _await_up(self, loop: RunLoop) -> None:
-        began = time.monotonic()
-
         def is_up(sample: Sample | None) -> bool:
-            if self._told_to_stop or (sample is not None and not sample.silent()):
-                return True
-            if time.monotonic() - began > STALL_S:
-                raise StalledError(why_stalled(loop.reader, STALL_S))
-            return False
+            return bool(self._told_to_stop) or (sample is not None and not sample.silent())
 
-        self._until(loop, "starting", is_up)
+        self._until(loop, "starting", is_up, STALL_S)
         self._began = time.monotonic()
 
     def _feed(self, loop: RunLoop) -> None:
@@ -248,7 +242,13 @@ class _Run:
 
         self._until(loop, "finishing", is_over)
 
-    def _until(self, loop: RunLoop, phase: str, over: Callable[[Sample | None], bool]) -> None:
+    def _until(
+        self,
+        loop: RunLoop,
+        phase: str,
+        over: Callable[[Sample | None], bool],
+        patience_s: float = float("inf"),
+    ) -> None:
         """One phase, each new look at which is shown."""
 
         def turn(sample: Sample | None) -> bool:
@@ -259,7 +259,7 @@ class _Run:
                 self._view.show(Look(self._seconds, phase, figures, self.course.killed, restarts))
             return over(sample)
 
-        loop.until(turn)
+        loop.until(turn, patience_s=patience_s)
 
     @property
     def _seconds(self) -> float:

@@ -71,7 +71,7 @@ class SilentLoop:
     def __init__(self, told_to_stop=None):
         self._told_to_stop = told_to_stop
 
-    def until(self, over):
+    def until(self, over, patience_s):
         self.turns = 0
         while not over(None):
             self.turns += 1
