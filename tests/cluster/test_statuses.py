@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import socket
 import threading
 import time
@@ -125,20 +124,6 @@ def test_photon_status_says_how_to_mend_tls_and_nothing_of_grpc_beside(tmp_path,
     line = next(line for line in done.stdout.splitlines() if line.startswith("joiner-east"))
     assert ("take both from one CA" if ill == "other CA" else "set [tls] at both ends or at none") in line
     assert done.returncode == 1 and done.stderr == ""
-
-
-def test_the_counts_of_the_workers_of_a_datacenter_are_shown_together(work, monkeypatch):
-    def status(events):
-        return {"datacenter": "east", "foreign_events": events, "fates": {"joined": events}, "pending": 0}
-
-    class Workers(StatusReader):
-        def read(self):
-            return Sample(0.0, {"dispatcher-east": status(9), "dispatcher-east-1": status(5)})
-
-    monkeypatch.setattr(statuses, "StatusReader", Workers)
-    write_topology(system(), work / "topology.json")
-    told = CliRunner().invoke(command, ["--work", str(work), "--json"])
-    assert json.loads(told.output)["fates"]["east"]["foreign_events"] == 14
 
 
 def test_what_the_supervisor_noticed_is_told_in_the_order_in_which_it_happened(tmp_path):

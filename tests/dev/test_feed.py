@@ -12,8 +12,6 @@ import pytest
 from photon.core.errors import DiskFullError, StorageError
 from photon.dev import feeder as dev_feeding
 from photon.dev.feeder import (
-    EARLY,
-    REPEATED,
     DatacenterLogs,
     Feed,
     Feeder,
@@ -33,24 +31,6 @@ class Time:
         return self.us
 
 
-def sides_of(tick):
-    """Lines of queries, lines of clicks."""
-    return tuple([line for of, _, lines in tick for line in lines if of == side] for side in (0, 1))
-
-
-@pytest.fixture
-def made():
-    """What 20 s of 400 queries/s and 100 clicks/s come to: (lines of queries, lines of clicks) a tick."""
-    time = Time()
-    events = fed_events(Feed([], 400.0, 100.0, 1, early=EARLY, repeated=REPEATED), time, 0)
-    ticks = []
-    for tick in range(2_000):
-        time.us += 10_000
-        ticks.append(sides_of(events.tick((tick + 1) * 0.01)))
-    ticks.append(sides_of(events.tick(20.0, last=True)))
-    return ticks
-
-
 def test_the_feeder_writes_what_was_asked_for_and_clicks_name_earlier_queries(tmp_path):
     began_us = time.time_ns() // 1_000
     fed = feed(Feed([str(tmp_path)], 4_000, 20_000, 1, seconds=0.5), threading.Event(), print)
@@ -66,35 +46,6 @@ def test_the_feeder_writes_what_was_asked_for_and_clicks_name_earlier_queries(tm
     assert len({click["id"] for click in clicks}) == len(clicks)
     assert all(asked[click["primary_id"]] < click["ts_us"] for click in clicks)
     assert all(began_us <= click["ts_us"] <= time.time_ns() // 1_000 for click in clicks)
-
-
-def test_events_come_at_the_rate_that_is_asked_for(made):
-    queries = [line for tick in made for line in tick[0]]
-    clicks = [json.loads(line) for tick in made for line in tick[1]]
-    distinct = {click["id"] for click in clicks}
-    assert len(distinct) == pytest.approx(2_000, rel=0.01)
-    # One in a hundred clicks brings a query of its own.
-    assert len(queries) == pytest.approx(8_000 + 20, rel=0.01)
-    assert len({json.loads(line)["id"] for line in queries}) == len(queries)
-
-
-def test_every_click_names_a_query_that_is_logged_some_of_them_later(made):
-    logged, early = set(), 0
-    named = set()
-    for queries, clicks in made:
-        logged |= {json.loads(line)["id"] for line in queries}
-        of = {json.loads(line)["primary_id"] for line in clicks}
-        early += len(of - logged)
-        named |= of
-    assert named <= logged
-    assert 5 < early < 50
-
-
-def test_some_clicks_are_logged_twice_byte_for_byte(made):
-    clicks = [line for tick in made for line in tick[1]]
-    repeated = len(clicks) - len({*clicks})
-    assert len({*clicks}) == len({json.loads(line)["id"] for line in clicks})
-    assert 0 < repeated < 20
 
 
 def test_two_copies_hold_the_same_lines_in_the_same_order_each_with_its_own_delay(tmp_path):

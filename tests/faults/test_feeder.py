@@ -4,8 +4,6 @@ import json
 import time
 from collections import Counter
 
-import pytest
-
 from tests.faults.kit.feeder import Feed, Feeder, cut_short
 from tests.waiting import wait_until
 
@@ -80,26 +78,6 @@ def test_some_clicks_are_logged_before_the_query_that_they_name(tmp_path):
         early |= {text for text in clicks if truth.queries[truth.pairs[text]] not in queries}
     feeder.join(60)
     assert len(early) > 10
-
-
-@pytest.mark.long
-def test_a_copy_that_stands_still_has_the_queries_of_its_clicks_and_catches_up(tmp_path):
-    feed = Feed(seed=5, clicks=3_000, clicks_per_s=1_500, before_query=0.2, orphans=0, late_s=(0.1, 0.5))
-    feeder = Feeder(feed, {name: tmp_path / name for name in ("east", "west")})
-    feeder.start()
-    wait_until(lambda: feeder.written["west"] >= 500)
-    feeder.pause("west")
-    stood, moving = feeder.written["west"], feeder.written["east"]
-    queries = set(lines_of(tmp_path / "west" / "queries"))
-    clicks = [e["id"] for e in map(event_of, lines_of(tmp_path / "west" / "clicks")) if e]
-    truth = feeder.truth
-    assert all(truth.queries[truth.pairs[text]] in queries for text in clicks)
-    wait_until(lambda: feeder.written["east"] >= moving + 500)
-    assert feeder.written["west"] == stood
-    feeder.resume("west")
-    feeder.join(60)
-    assert feeder.written == {"east": truth.foreign_lines, "west": truth.foreign_lines}
-    assert Counter(lines_of(tmp_path / "west" / "clicks")) == Counter(lines_of(tmp_path / "east" / "clicks"))
 
 
 def test_a_feed_that_is_cut_short_has_the_truth_of_what_was_logged(tmp_path):

@@ -218,7 +218,7 @@ def test_bandwidth_slows_down_and_a_slicer_changes_no_byte(link):
     proxies, found, _, dial = link
     proxies.bandwidth([found], 50)
     assert ask(dial(), b"x" * 20_000)[1] > 0.3
-    proxies.cure([found], "bandwidth")
+    proxies.heal()
     proxies.slicer([found], 16)
     data = random.Random(2).randbytes(5_000)
     assert ask(dial(), data)[0] == data

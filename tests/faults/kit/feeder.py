@@ -20,7 +20,6 @@ import msgspec
 
 TICK_S: Final = 0.01
 FILE_LINES_MAX: Final = 2_000
-EVENTS_MAX: Final = 2_000_000
 _SERVERS: Final = 3
 _TEXTS: Final = 500
 _ARRIVAL_S: Final = 0.3
@@ -109,8 +108,6 @@ class Feeder:
 
     def __init__(self, feed: Feed, logs: Mapping[str, Path]) -> None:
         """`logs`: datacenter -> the directory of its copy, with queries/ and clicks/ in it."""
-        if feed.clicks * (2 + feed.queries_a_click) > EVENTS_MAX:
-            raise ValueError(f"{feed.clicks:,} clicks: a feed is good for {EVENTS_MAX:,} events")
         self.feed = feed
         self.logs = dict(logs)
         self.truth = Truth()
@@ -120,11 +117,6 @@ class Feeder:
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-
-    @staticmethod
-    def patterns(directory: Path) -> tuple[list[str], list[str]]:
-        """Of a copy: globs of its primary logs, of its foreign logs."""
-        return [str(directory / "queries" / "*.jsonl")], [str(directory / "clicks" / "*.jsonl")]
 
     def prepare(self) -> None:
         """Make the directories, empty."""
@@ -140,7 +132,7 @@ class Feeder:
             rng = random.Random(f"{self.feed.seed} {number}")
             is_late = bool(number) or self.feed.all_late
             arrivals = _arrivals(dues, rng if is_late else None, self.feed.arrival_s)
-            self._copies[datacenter] = Copy(directory, arrivals, rng, self.feed.arrival_s)
+            self._copies[datacenter] = Copy(directory, arrivals, rng)
         self._began = time.monotonic()
         self._thread.start()
 
@@ -173,14 +165,6 @@ class Feeder:
         """Datacenter -> lines of its foreign logs."""
         return {datacenter: copy.foreign_lines for datacenter, copy in self._copies.items()}
 
-    def pause(self, datacenter: str) -> None:
-        """Its collector stands still, with whole clicks' queries behind it: none is left to wait for them."""
-        self._copies[datacenter].pause()
-
-    def resume(self, datacenter: str) -> None:
-        """It goes on, and catches up at once."""
-        self._copies[datacenter].resume()
-
     @contextmanager
     def held(self) -> Iterator[list["Copy"]]:
         """All copies, of which none is written to meanwhile."""
@@ -208,13 +192,11 @@ class Feeder:
 class Copy:
     """One datacenter's logs. Who looks at it while it grows holds `lock` (`Feeder.held`)."""
 
-    def __init__(self, directory: Path, dues: list[Due], rng: random.Random, arrival_s: float) -> None:
+    def __init__(self, directory: Path, dues: list[Due], rng: random.Random) -> None:
         self._dues = dues
-        self._arrival_s = arrival_s
         self._rng = rng
         self._next = 0
         self.lock = threading.Lock()
-        self._paused = False
         self.foreign_lines = 0
         self._files: dict[tuple[Log, int], _Files] = {
             (log, server): _Files(directory / log, server) for log in LOGS for server in range(_SERVERS)
@@ -237,43 +219,19 @@ class Copy:
         """Of what is not written yet, nothing but these ever is."""
         self._dues[self._next :] = [due for due in self._dues[self._next :] if due.turn in turns]
 
-    def pause(self) -> None:
-        with self.lock:
-            if not self._paused and self._next:
-                self._write_awaited()
-            self._paused = True
-
-    def resume(self) -> None:
-        with self.lock:
-            self._paused = False
-
-    def _write_awaited(self) -> None:
-        """The queries of clicks that are written: else these wait for as long as this copy stands still."""
-        horizon = self._dues[self._next - 1].at_s + _BEFORE_QUERY_S[1] + self._arrival_s
-        ahead = self._dues[self._next :]
-        awaited = [one for one in ahead if one.log == "queries" and one.at_s <= horizon]
-        moved = {one.turn for one in awaited}
-        self._dues[self._next :] = awaited + [one for one in ahead if one.turn not in moved]
-        self._put(self._next + len(awaited))
-
     def write(self, elapsed_s: float) -> None:
         with self.lock:
-            if self._paused:
-                return
             end = self._next
             while end < len(self._dues) and self._dues[end].at_s <= elapsed_s:
                 end += 1
-            self._put(end)
-
-    def _put(self, end: int) -> None:
-        due = self._dues[self._next : end]
-        lines: dict[tuple[Log, int], list[bytes]] = {}
-        for one in due:
-            lines.setdefault((one.log, one.server), []).append(one.line)
-        for where, some in lines.items():
-            self._files[where].write(some, self._rng)
-        self.foreign_lines += sum(one.log == "clicks" for one in due)
-        self._next = end
+            due = self._dues[self._next : end]
+            lines: dict[tuple[Log, int], list[bytes]] = {}
+            for one in due:
+                lines.setdefault((one.log, one.server), []).append(one.line)
+            for where, some in lines.items():
+                self._files[where].write(some, self._rng)
+            self.foreign_lines += sum(one.log == "clicks" for one in due)
+            self._next = end
 
 
 class _Files:

@@ -17,7 +17,6 @@ import msgspec
 
 LOOK_S: Final = 0.1
 _READ_BYTES: Final = 1 << 20
-SAMPLES_MAX: Final = 100_000
 
 
 class _Named(msgspec.Struct):
@@ -58,12 +57,9 @@ class Watch:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._began = clock()
-        self._grew_at = self._began
+        self._grew_at = clock()
         self._longest_stall_s = 0.0
         self.repeated: dict[str, list[str]] = {}
-        self.samples: list[tuple[float, dict[str, int]]] = []
-        """(seconds since the start, datacenter -> joined lines), where anything has changed."""
         self.expects: Callable[[], bool] = lambda: True
         """Whether lines should come now: only then is their absence a stall."""
 
@@ -86,18 +82,13 @@ class Watch:
         with self._lock:
             return len(self._seen)
 
-    def has(self, foreign_id: str) -> bool:
-        with self._lock:
-            return self._seen[foreign_id] > 0
-
-    def ids(self) -> set[str]:
-        with self._lock:
-            return {text for text, count in self._seen.items() if count}
-
     def by_datacenter(self) -> dict[str, int]:
         """Joined lines."""
         with self._lock:
-            return self._counts()
+            counts = Counter[str]()
+            for file in self._files.values():
+                counts[file.datacenter] += len(file.ends)
+            return dict(counts)
 
     def longest_stall_s(self) -> float:
         """The longest time in which no line came though some were to come."""
@@ -123,19 +114,11 @@ class Watch:
             if len(self._seen) != before:
                 self._longest_stall_s = max(self._longest_stall_s, self._stall_s(now))
                 self._grew_at = now
-                if len(self.samples) < SAMPLES_MAX:
-                    self.samples.append((now - self._began, self._counts()))
             elif not expected:
                 self._grew_at = now
 
     def _stall_s(self, now: float) -> float:
         return now - self._grew_at
-
-    def _counts(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for file in self._files.values():
-            counts[file.datacenter] = counts.get(file.datacenter, 0) + len(file.ends)
-        return counts
 
     def _follow(self, path: Path, file: _File) -> None:
         size = os.fstat(file.descriptor).st_size

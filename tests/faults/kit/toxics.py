@@ -176,10 +176,6 @@ class Proxies:
         for link in self._some(links):
             self._server.enable(link.name, False)
 
-    def up(self, links: Iterable[Link]) -> None:
-        for link in self._some(links):
-            self._server.enable(link.name, True)
-
     def toxic(
         self,
         links: Iterable[Link],
@@ -192,11 +188,6 @@ class Proxies:
         for link in self._some(links):
             for stream in streams:
                 self._server.add(link.name, type, stream, attributes, toxicity)
-
-    def cure(self, links: Iterable[Link], *types: str) -> None:
-        """Take the toxics of these types off; of none: all."""
-        for link in self._some(links):
-            self._server.clear(link.name, types)
 
     def freeze(self) -> None:
         """All links at once: what is sent is not lost, it comes after `thaw`, however late. Until then no
