@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,9 +18,7 @@ from photon.core.settings import Settings, load_settings
 from spark.options import SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
-    from idregistry.client import RegistryAt
     from photon.recovery.recover import Job
-    from photon.recovery.rules import Report
 
 _MARK: Final = "run"
 """In the joined logs of each root: whose they are (photon.cluster.preflight)."""
@@ -87,48 +85,34 @@ def command(spark: SparkOptions, **given: Any) -> int:
     outs = _outs(options, topology, settings)
     job = _job(options, topology, outs)
     check_requirements()
+    from photon.recovery.recover import recover
+    from photon.recovery.rules import as_text
     from spark.reading.paths import check_new, input_paths
-    from spark.recovery.scan import check_told
+    from spark.recovery.scan import Sources, SparkReading, check_told
+    from spark.session import open_session
 
     check_told(settings)
     input_paths(options.foreign)
     if options.details:
         check_new(options.details)
-    began = time.monotonic()
+    began, clock = time.monotonic(), SystemClock()
     named = Named(options.work, options.registry, settings)
-    with working("starting") as tell, asked_registry(named) as asked:
-        job = replace(job, ended=asked.started)
-        report = _run(job, settings, options, outs, asked.registry, spark, tell)
+    with (
+        working("starting") as tell,
+        asked_registry(named) as asked,
+        asked.registry.client(settings.registry.request_timeout_s, clock) as client,
+    ):
+        client.configuration()  # before Spark starts: it may not answer
+        with open_session(spark) as session:
+            sources = Sources(options.foreign, outs, asked.registry, options.scan_timeout)
+            reading = SparkReading(session, sources, settings, options.details)
+            report = recover(replace(job, ended=asked.started), client, reading, clock, tell)
     seconds = round(time.monotonic() - began, 2)
     if options.as_json:
         click.echo(json.dumps({**report.as_document(), "seconds": seconds}))
     else:
-        from photon.recovery.rules import as_text
-
         click.echo(as_text(report))
     return report.status
-
-
-def _run(
-    job: "Job",
-    settings: Settings,
-    options: Options,
-    outs: Sequence[str],
-    registry: "RegistryAt",
-    spark: SparkOptions,
-    tell: Callable[[str], None],
-) -> "Report":
-    from photon.recovery.recover import recover
-    from spark.recovery.scan import Sources, SparkReading
-    from spark.session import open_session
-
-    clock = SystemClock()
-    with registry.client(settings.registry.request_timeout_s, clock) as client:
-        client.configuration()  # before Spark starts: it may not answer
-        with open_session(spark) as session:
-            sources = Sources(options.foreign, outs, registry, options.scan_timeout)
-            reading = SparkReading(session, sources, settings, options.details)
-            return recover(job, client, reading, clock, tell)
 
 
 def _topology(work: Path) -> Topology:
@@ -155,7 +139,7 @@ def _settings(options: Options, topology: Topology | None) -> Settings:
 
 def _outs(options: Options, topology: Topology | None, settings: Settings) -> list[str]:
     """Every directory (or URI) with joined/ in it: what is in one of them is not lost. UsageError."""
-    from spark.reading.paths import check_output
+    from spark.reading.paths import check_output, is_uri
 
     own = [*settings.joiner.output_roots, *([topology.output] if topology else [])]
     for root in own:
@@ -166,16 +150,11 @@ def _outs(options: Options, topology: Topology | None, settings: Settings) -> li
             )
     for out in options.out:
         check_output(out)
-    outs = {_absolute(out): None for out in [*options.out, *own]}
+    named = [out if is_uri(out) else str(Path(out).absolute()) for out in [*options.out, *own]]
+    outs = list(dict.fromkeys(named))
     if not outs:
         raise UsageError("name the joined logs with --out; each datacenter's, or what is in them seems lost")
-    return [*outs]
-
-
-def _absolute(out: str) -> str:
-    from spark.reading.paths import is_uri
-
-    return out if is_uri(out) else str(Path(out).absolute())
+    return outs
 
 
 def _job(options: Options, topology: Topology | None, outs: Sequence[str]) -> "Job":
@@ -183,12 +162,12 @@ def _job(options: Options, topology: Topology | None, outs: Sequence[str]) -> "J
     from spark.reading.paths import is_uri
 
     inbox = _inbox(options, topology)
-    plans = inbox / ".recovery" if options.work is None else options.work.absolute() / "recovery"
+    work = None if options.work is None else options.work.absolute()
     return Job(
         outs=[Path(out) for out in outs if not is_uri(out)],
-        work=None if options.work is None else options.work.absolute(),
+        work=work,
         inbox=inbox,
-        plans=plans,
+        plans=inbox / ".recovery" if work is None else work / "recovery",
         apply=options.apply,
         gone=options.gone,
     )
