@@ -11,10 +11,10 @@ import click
 
 from photon.cli.options import json_flag, logs_option, path_option, work_option
 from photon.cluster.statuses import working
-from photon.cluster.topology import Topology, load_alike, read_topology
+from photon.cluster.topology import Topology, read_topology, settings_of
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
-from photon.core.settings import Settings, load_settings
+from photon.core.settings import Settings
 from spark.options import SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
 
     options = Options(**given)
     topology = None if options.work is None else _topology(options.work)
-    settings = _settings(options, topology)
+    settings = settings_of(options.config, topology, options.work)  # read otherwise, events seem lost
     outs = _outs(options, topology, settings)
     job = _job(options, topology, outs)
     check_requirements()
@@ -126,15 +126,6 @@ def _topology(work: Path) -> Topology:
                 "where it runs, or move it back"
             )
     return topology
-
-
-def _settings(options: Options, topology: Topology | None) -> Settings:
-    """The run's own, where it is known: what is read otherwise seems lost. SettingsError."""
-    if options.work is None or topology is None:
-        return load_settings(options.config)
-    if options.config is not None:
-        load_alike(options.config, topology.settings, options.work)
-    return topology.settings
 
 
 def _outs(options: Options, topology: Topology | None, settings: Settings) -> list[str]:

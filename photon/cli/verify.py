@@ -3,27 +3,21 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from photon.cli.options import json_flag, logs_option, parse_time_us, path_option, work_option
 from photon.cluster.ledgers import known_to
-from photon.cluster.registry_access import Asked, Named, asked_registry
+from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.statuses import working
-from photon.cluster.topology import Topology, load_alike, read_topology
+from photon.cluster.topology import read_topology, settings_of
 from photon.core.errors import UsageError
-from photon.core.settings import Settings, load_settings
 from spark.options import SparkOptions, scan_timeout_option, spark_options
 from spark.verification.rules import SETTLE_S
-
-if TYPE_CHECKING:
-    from spark.verification.verify import Question
 
 
 @click.command("verify")
@@ -94,16 +88,24 @@ def command(
     )
     if given["export"] and (work is not None or registry is not None):
         raise UsageError("--export: the registry itself or an export of it is asked, not both")
-    run = _Run.named(work, out, registry is not None or bool(given["export"]))
-    settings = run.settings(config) if run else load_settings(config)
+    elsewhere = registry is not None or bool(given["export"])
+    if work is None and not elsewhere and (Path(out[0]) / ".photon" / "topology.json").is_file():
+        work = Path(out[0]) / ".photon"
+    work = None if work is None else work.absolute()
+    run = None if work is None else read_topology(work / "topology.json")
+    settings = settings_of(config, run, work)
     question = Question(out=out, span=span, scan_timeout_s=scan_timeout, **given)
     question.check()
     began = time.monotonic()
-    with working("verifying"), _asked(run, registry, settings, question) as asked:
-        question = replace(question, registry=None if asked is None else asked.registry)
-        if run:
-            known = known_to(question, run.topology, run.work)
-            over = asked is not None and asked.started and run.topology.drain
+    with contextlib.ExitStack() as held:
+        held.enter_context(working("verifying"))
+        asked = None
+        if not question.export and (work is not None or registry is not None or settings.replicas):
+            asked = held.enter_context(asked_registry(Named(work, registry, settings)))
+            question = replace(question, registry=asked.registry)
+        if run is not None and work is not None:
+            known = known_to(question, run, work)
+            over = asked is not None and asked.started and run.drain
             question = replace(known, complete=known.complete or (over and known.positions is not None))
         with engine_for(question, spark) as engine:
             report = verify(engine, question, settings)
@@ -115,35 +117,3 @@ def command(
         if question.details:
             click.echo(f"details: {question.details}")
     return 1 if report.broken else 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    work: Path
-    topology: Topology
-
-    @classmethod
-    def named(cls, work: Path | None, outs: tuple[str, ...], elsewhere: bool) -> "_Run | None":
-        """The run of --work; or that in the first --out, if the registry is not named otherwise; or none."""
-        own = Path(outs[0]) / ".photon"
-        if work is None and (elsewhere or not (own / "topology.json").is_file()):
-            return None
-        work = (work or own).absolute()
-        return cls(work, read_topology(work / "topology.json"))
-
-    def settings(self, config: Path | None) -> Settings:
-        """The run's own. SettingsError for a file that reads events otherwise."""
-        if config is not None:
-            load_alike(config, self.topology.settings, self.work)
-        return self.topology.settings
-
-
-@contextmanager
-def _asked(
-    run: _Run | None, registry: str | None, settings: Settings, question: "Question"
-) -> Iterator[Asked | None]:
-    """The registry that was named, or the run's; none for an export, or where nobody named any."""
-    named = Named(None if run is None else run.work, registry, settings)
-    with contextlib.ExitStack() as held:
-        asks = not question.export and (run or registry is not None or settings.replicas)
-        yield held.enter_context(asked_registry(named)) if asks else None

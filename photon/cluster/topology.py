@@ -278,6 +278,15 @@ def find_system(work: Path | None, config: Path | None) -> Topology:
     return topology_of(replace(settings, system=replace(settings.system, secret_file="")), str(config))
 
 
+def settings_of(config: Path | None, run: Topology | None, work: Path | None) -> Settings:
+    """Those of the run in `work`, where it is known, else the file's. SettingsError as load_alike."""
+    if run is None or work is None:
+        return load_settings(config)
+    if config is not None:
+        load_alike(config, run.settings, work)
+    return run.settings
+
+
 def load_alike(config: Path, runs: Settings, work: Path) -> Settings:
     """The settings of the file. SettingsError where they read events otherwise than those of the run in
     `work`: the events would be taken for other ones, and joined twice."""
