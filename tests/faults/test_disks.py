@@ -15,7 +15,7 @@ from photon.core.errors import DiskFullError
 from tests.eventstore.kit import Parts, append, line
 from tests.faults.kit.checkers import RULES, lost, packed_ids, read_joined
 from tests.faults.kit.feeder import LONG, Feed, cut_short
-from tests.faults.kit.system import FaultSystem, seed_for
+from tests.faults.kit.system import FaultSystem, seed_for, under_faults
 from tests.faults.scenarios import goes_on
 from tests.ports import free_ports
 from tests.system import photon
@@ -63,15 +63,12 @@ def full(disk):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root alone")
 def test_a_full_disk_of_any_store_is_told_and_loses_nothing(tmp_path, nursery):
-    seed = seed_for("full disks")
-    feed = Feed(seed, LONG, 200.0)
     with ExitStack() as mounts:
         disks = [
             (process, path, mounts.enter_context(small_disk(tmp_path / path)))
             for process, path in [*STORES.items(), *OUTPUTS.items()]
         ]
-        system = mounts.enter_context(FaultSystem(tmp_path, seed, feed, launcher=nursery))
-        system.until_joined(50)
+        system = mounts.enter_context(under_faults(tmp_path, "full disks", launcher=nursery))
         for process, path, disk in disks:
             log = system.work / "logs" / f"{process}.log"
             seen = log.stat().st_size
@@ -83,8 +80,6 @@ def test_a_full_disk_of_any_store_is_told_and_loses_nothing(tmp_path, nursery):
                 goes_on(system)
             system.until(lambda process=process: _is_well(system, process), f"{process} to be well again")
             goes_on(system)
-        cut_short(system.feeder)
-        system.finish()
 
 
 def _is_told(system, process, log, seen):

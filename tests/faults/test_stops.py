@@ -10,7 +10,7 @@ from tests.faults.kit.crashing import Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.recovering import recover_into
-from tests.faults.kit.system import FaultSystem, seed_for
+from tests.faults.kit.system import FaultSystem, seed_for, under_faults
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -24,14 +24,9 @@ TRIES_MAX = 5
 
 
 def test_who_stands_still_holds_nobody_up_and_goes_on_without_harm(tmp_path, nursery):
-    rng = random.Random(seed := seed_for("stops"))
-    feed = Feed(seed, LONG // 2, 100.0)
-    with FaultSystem(tmp_path, seed, feed, settings=SETTINGS, launcher=nursery) as system:
-        system.until_joined(50)
-        for scenario in rng.sample(scenarios.STOPPING, len(scenarios.STOPPING)):
-            scenario(system, rng)
-        cut_short(system.feeder)
-        system.finish()
+    with under_faults(tmp_path, "stops", 100.0, settings=SETTINGS, launcher=nursery) as system:
+        for scenario in system.rng.sample(scenarios.STOPPING, len(scenarios.STOPPING)):
+            scenario(system, system.rng)
 
 
 def test_a_joiner_that_is_fenced_while_it_stands_still_writes_nothing_and_all_comes_back(tmp_path):

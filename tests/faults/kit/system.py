@@ -18,8 +18,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -50,7 +50,7 @@ from tests.faults.kit.checkers import (
     read_dead_letters,
     read_joined,
 )
-from tests.faults.kit.feeder import Feed, Feeder
+from tests.faults.kit.feeder import LONG, Feed, Feeder, cut_short
 from tests.faults.kit.output import Watch
 from tests.faults.kit.toxics import Proxies
 
@@ -80,6 +80,18 @@ def seed_for(name: str) -> int:
     seed = int(given) if given else secrets.randbits(32)
     sys.stdout.write(f"{name}: PHOTON_FAULT_SEED={seed}\n")
     return seed
+
+
+@contextmanager
+def under_faults(directory: Path, name: str, rate: float = 200.0, **how: Any) -> Iterator["FaultSystem"]:
+    """A system that joins live logs, for a test of this name; at the end all that was logged must have come
+    out once. `how`: as FaultSystem has it."""
+    seed = seed_for(name)
+    with FaultSystem(directory, seed, Feed(seed, LONG, rate), **how) as system:
+        system.until_joined(50)
+        yield system
+        cut_short(system.feeder)
+        system.finish()
 
 
 class NotInTimeError(Exception):
