@@ -174,6 +174,6 @@ def test_each_of_several_workers_begins_where_its_own_files_shall(tmp_path, syst
     assert places(dispatcher) == sizes
     for worker, place in worker_directories(dispatcher).items():
         with LedgerFile(place, 1 << 30).read() as rows:
-            assert {worker_of(file.name, 2) for file in rows.files()} == {worker}
+            assert {worker_of(file.name, 2) for file in rows.files()} <= {worker}
     status, _, why = init("--config", system, "--datacenter", "tokyo")
     assert (status, "begun with 2 dispatcher workers, not 1" in why) == (2, True)
