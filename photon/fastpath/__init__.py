@@ -5,7 +5,6 @@ what it does, the log path finds registered. Never blocks its caller, decides no
 it could not send at once. The contract is in docs/fast-path.md.
 """
 
-from photon.fastpath.client import FastPath, ForeignCounts, PrimaryCounts
-from photon.fastpath.lines import Limits
+from photon.fastpath.client import FastPath, ForeignCounts, Limits, PrimaryCounts
 
 __all__ = ["FastPath", "ForeignCounts", "Limits", "PrimaryCounts"]

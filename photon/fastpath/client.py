@@ -3,6 +3,9 @@
 Nothing is sent twice. Primary events go first: a foreign event waits a little for those that were handed in
 before it. An event whose batch failed is left to the log, also when the outcome is unknown: the joiner's
 intent takes a batch that was registered to its end, and the dispatcher finds it registered.
+
+The registry's key is an event's id and, with several shards, its time: one that differed from what the log
+path makes of the line would be joined twice. So both are made by the same code, from the same bytes.
 """
 
 import dataclasses
@@ -12,25 +15,55 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from cachetools import TTLCache, cached
+
 from eventstore.client import EventStoreClient
-from joiner.client import JoinerClient
+from joiner.client import ForeignColumns, JoinerClient
 from photon.core.clock import Backoff, Clock, Pause
 from photon.core.columns import join_lines
-from photon.core.errors import UnavailableError
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import Joined
 from photon.core.settings import Settings, identity_digest, reading_fingerprint
 from photon.core.status import Notices
-from photon.fastpath.lines import Limits, foreign_columns, usable
-from photon.logs.formats import JsonLines, json_lines
+from photon.logs.formats import ForeignBatch, JsonLines, json_lines
 from photon.rpc.network import LOOPBACK, Network
 
 PAUSES: Final = Backoff(0.05, 2.0)
 """For how long servers that failed are left alone; what comes meanwhile is left to the log."""
 CHECKED_FOR_S: Final = 10.0
 """How long what the joiners said of their settings holds."""
-DEFAULT_LIMITS: Final = Limits()
-
 _UNAVAILABLE: Final = bytes([Joined.RETRY_UNAVAILABLE])
+_OTHER_SETTINGS: Final = (
+    "a joiner reads events by other settings ([primary], [foreign], ids.key, logs.line_bytes_max), so its "
+    "ids could be others than these; nothing is sent: give this process the photon.toml of the system"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of the fast path in one process, of each of its two sides, primary and foreign."""
+
+    queue_events_max: int = 10_000
+    queue_bytes_max: int = 32 << 20
+    """Lines beyond are dropped: the log path has them."""
+    batch_events_max: int = 1_024
+    batch_bytes_max: int = 4 << 20
+    linger_s: float = 0.001
+    """How long a line waits for others to share its request."""
+    requests_in_flight_max: int = 2
+    """Joins; puts go one at a time, in their order."""
+    timeout_s: float = 2.0
+    """Of a request. What was not answered by then is left to the log."""
+    primaries_first_s: float = 0.05
+    """A foreign event waits so long for primary events that were handed in before it."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise UsageError(f"fast path: '{name}' must be above 0, not {getattr(self, name)!r}")
+
+
+DEFAULT_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,53 +225,6 @@ class Side:
         return Taken(lines, mark, first)
 
 
-class SameReading:
-    """Whether the joiners read events by the same settings; if not, nothing may be sent to them.
-
-    For many threads at once; one of them asks.
-    """
-
-    def __init__(
-        self,
-        fingerprint: str,
-        statuses: Callable[[], Mapping[str, dict[str, Any] | UnavailableError]],
-        clock: Clock,
-        notice: Callable[[str], None],
-    ) -> None:
-        self._fingerprint = fingerprint
-        self._statuses = statuses
-        self._clock = clock
-        self._notice = notice
-        self._lock = threading.Lock()
-        self._asked_at = float("-inf")
-        self._is_same = False
-
-    def holds(self) -> bool:
-        """As of the last seconds, of all that answer: a batch may go to any of them.
-
-        UnavailableError if none answers: then it is not known.
-        """
-        with self._lock:
-            if self._clock.monotonic() < self._asked_at + CHECKED_FOR_S:
-                return self._is_same
-            self._is_same = self._ask()
-            self._asked_at = self._clock.monotonic()
-        if not self._is_same:
-            self._notice(
-                "a joiner reads events by other settings ([primary], [foreign], ids.key, "
-                "logs.line_bytes_max), so its ids could be others than these; nothing is sent: "
-                "give this process the photon.toml of the system"
-            )
-        return self._is_same
-
-    def _ask(self) -> bool:
-        answers = list(self._statuses().values())
-        readings = [answer.get("reading") for answer in answers if not isinstance(answer, UnavailableError)]
-        if not readings:
-            raise next(answer for answer in answers if isinstance(answer, UnavailableError))
-        return all(reading == self._fingerprint for reading in readings)
-
-
 _Send = Callable[[Taken, JsonLines], dict[str, int]]
 
 
@@ -254,8 +240,9 @@ class Sending:
         self._clock = clock
         self._limits = limits
         self._notices = Notices("fastpath")
-        reading = reading_fingerprint(settings)
-        self._same = SameReading(reading, joiner.statuses, clock, self._notices.tell)
+        self._reading = reading_fingerprint(settings)
+        kept: TTLCache[Any, bool] = TTLCache(1, CHECKED_FOR_S, clock.monotonic)
+        self._read_alike = cached(kept, lock=threading.Lock())(self._ask_readings)
         self._primaries = Side(limits, settings.logs.line_bytes_max)
         self._foreigns = Side(limits, settings.logs.line_bytes_max)
         self._cache_pause = Pause(PAUSES)
@@ -335,7 +322,7 @@ class Sending:
         batch = parser.parse_primary(join_lines(taken.lines))
         count, end = len(batch.lines), "left"
         try:
-            if self._same.holds():
+            if self._read_alike():
                 self._cache.put(batch.ids, batch.lines)
                 self._cache_pause.worked()
                 end = "put"
@@ -352,7 +339,7 @@ class Sending:
         count, sent = len(batch.lines), 0
         ends = {"left": count}
         try:
-            if count and self._same.holds():
+            if count and self._read_alike():
                 sent = count
                 outcomes = self._joiner.join(foreign_columns(batch)).outcomes
                 self._pause_after(outcomes)
@@ -362,12 +349,55 @@ class Sending:
             self._notices.tell(f"{error}; left to the log")
         return {**ends, "malformed": len(taken.lines) - count, "sent": sent}
 
+    def _ask_readings(self) -> bool:
+        """Whether all joiners that answer read events by the same settings: a batch may go to any of them.
+
+        UnavailableError if none answers: then it is not known.
+        """
+        answers = list(self._joiner.statuses().values())
+        readings = [answer.get("reading") for answer in answers if not isinstance(answer, UnavailableError)]
+        if not readings:
+            raise next(answer for answer in answers if isinstance(answer, UnavailableError))
+        alike = all(reading == self._reading for reading in readings)
+        if not alike:
+            self._notices.tell(_OTHER_SETTINGS)
+        return alike
+
     def _pause_after(self, outcomes: bytes) -> None:
         """A joiner that answers, but whose servers do not, is not to be kept busy either."""
         if outcomes.strip(_UNAVAILABLE):
             self._joiner_pause.worked()
         else:
             self._joiner_pause.failed(self._clock.monotonic())
+
+
+def foreign_columns(batch: ForeignBatch) -> ForeignColumns:
+    """Sent for the first time: tries and ages are 0."""
+    count = len(batch.lines)
+    return ForeignColumns(
+        ids=batch.ids,
+        primary_ids=batch.primary_ids,
+        times=batch.times,
+        events=join_lines(batch.lines),
+        tries=bytes(4 * count),
+        ages=bytes(8 * count),
+    )
+
+
+def usable(lines: Iterable[bytes], line_bytes_max: int) -> list[bytes]:
+    """The lines that may be one event each, as a reader of the log would find them, without space around.
+
+    A line that the log path takes for malformed (several lines, one that is too long) must not be joined
+    here: it would have two fates.
+    """
+    kept = []
+    for line in lines:
+        if type(line) is not bytes or len(line) >= line_bytes_max:
+            continue
+        bare = line.strip()
+        if bare and b"\n" not in bare:
+            kept.append(bare)
+    return kept
 
 
 def ends_of(outcomes: bytes, count: int) -> dict[str, int]:

@@ -9,8 +9,7 @@ from photon.core.columns import split_lines
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
 from photon.core.settings import Settings, reading_fingerprint
-from photon.fastpath.client import Sending
-from photon.fastpath.lines import Limits
+from photon.fastpath.client import Limits, Sending
 
 T0 = ManualClock().now_us()
 

@@ -10,7 +10,7 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings, parse_settings, reading_fingerprint
-from photon.fastpath.lines import Limits
+from photon.fastpath.client import Limits
 from photon.logs.formats import JsonLines
 from tests.fastpath.fakes import Rig, click, overloaded, query
 from tests.waiting import wait_until
