@@ -1,5 +1,5 @@
 """A log file map that was built outside of an event store, as files: `photon logmap build` writes it, in
-generations; `photon logmap load` reads it (docs/logmap.md).
+generations; `photon logmap load` makes it the map of an event store that does not run (docs/logmap.md).
 
     files.json                    the manifest: which log files, how far read; which generations count
     generation-NNNNNN/
@@ -8,22 +8,56 @@ generations; `photon logmap load` reads it (docs/logmap.md).
         malformed-....jsonl       dead letters, those of a log together
 
 The manifest is replaced as a whole when a generation is complete: what it does not name is nothing.
+
+Loaded segments are linked into their place, or copied from another disk, under names that no manifest has.
+The event store's manifest is the one step that counts; killed before it, there is no map, and the next call
+begins anew.
 """
 
+import dataclasses
 import os
-from collections.abc import Collection, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from eventstore.segments import Segment
-from photon.core.disk import storage_errors, write_file
-from photon.core.errors import CorruptStateError, UsageError
-from photon.logs.files import digest
+from eventstore import segments
+from eventstore.log_file_map import FLUSH_ENTRIES
+from eventstore.rules.entries import Listed, level_of
+from eventstore.segments import (
+    LOADED_LETTERS,
+    LOADING_LETTERS,
+    Counts,
+    Segment,
+    Writer,
+    identity_of,
+    new_manifest,
+    segment_name,
+    with_states,
+)
+from photon.core.disk import (
+    DirectoryLock,
+    make_directory,
+    replace,
+    storage_errors,
+    sync_directory,
+    write_file,
+)
+from photon.core.errors import CorruptStateError, DiskFullError, StorageError, UsageError
+from photon.core.settings import Settings
+from photon.logs.files import HEAD_BYTES, FileState, Identity, SeenFile, digest, goes_on, read_at
+from photon.logs.packed import Spool, is_packed
 
 FORMAT: Final = 3
 MANIFEST: Final = "files.json"
+
+Stamp = tuple[int, int]
+"""Size and time of change (ns) of an archive."""
 
 
 class BuiltFile(msgspec.Struct, frozen=True):
@@ -41,8 +75,24 @@ class BuiltFile(msgspec.Struct, frozen=True):
     tail: str = ""
     events: int = 0
     malformed: int = 0
-    archive: tuple[int, int] | None = None
+    archive: Stamp | None = None
     gone: bool = False
+
+    def state(self, read: SeenFile) -> FileState:
+        """As an event store's reader remembers the log, if its bytes are in that file."""
+        return FileState(
+            self.number,
+            read.path,
+            read.name,
+            read.device,
+            read.inode,
+            self.offset,
+            self.head_bytes,
+            bytes.fromhex(self.head),
+            source=read.source,
+            tail_at=self.offset if self.tail else 0,
+            tail=bytes.fromhex(self.tail),
+        )
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -82,9 +132,9 @@ class Manifest(msgspec.Struct, frozen=True):
         return [file for file in self.files if not file.gone]
 
 
-def identity_digest(identity: str) -> str:
-    """The settings' own text names the key."""
-    return digest(identity.encode("utf-8", "surrogatepass")).hex()
+def identity_digest(settings: Settings) -> str:
+    """Of what ids are made with: the settings' own text names the key."""
+    return digest(identity_of(settings).encode("utf-8", "surrogatepass")).hex()
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -113,30 +163,17 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         write_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
-def check_same(directory: Path, manifest: Manifest, wanted: Manifest) -> None:
-    """UsageError unless both are of the same ids."""
-    if manifest.identity != wanted.identity:
+def check_ids(directory: Path, manifest: Manifest, settings: Settings) -> None:
+    """UsageError unless the settings make the same ids."""
+    if manifest.identity != identity_digest(settings):
         raise UsageError(
             f"{directory}: built with other ids ([primary] id or [ids] key); use the settings it was built "
             "with, or build a new one"
         )
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """A new file under its own name; nobody knows of it yet. OSError."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _damaged(path: Path, why: str) -> CorruptStateError:
     return CorruptStateError(f"{path}: not the file that was built ({why}); build the map anew")
-
-
-def names_of(generations: Sequence[Generation]) -> set[str]:
-    """Directories that count."""
-    return {generation.name for generation in generations}
 
 
 _LETTER_BYTES_A_STEP: Final = 1 << 20
@@ -173,3 +210,213 @@ def letters(directory: Path, manifest: Manifest, gone: Collection[int]) -> Itera
                         file.seek(end)
                     while file.tell() < end:
                         yield file.read(min(_LETTER_BYTES_A_STEP, end - file.tell()))
+
+
+_Held = TypeVar("_Held")
+
+
+def locate(
+    files: Sequence[BuiltFile],
+    place: Callable[[BuiltFile], str],
+    names_in: Callable[[str], Iterable[str]],
+    held: Callable[[SeenFile, BuiltFile], _Held | None],
+) -> dict[int, _Held]:
+    """Number -> what `held` makes of the file that a log stands in now; nothing of a log that is gone.
+
+    That file has the name of the log, or is another of those in its place. A file is one log's. StorageError
+    if one can't be read.
+    """
+    found: dict[int, _Held] = {}
+    taken: set[Identity] = set()
+    listed = cache(lambda where: list(_beginnings(names_in(where))))
+
+    @cache
+    def index(where: str, head_bytes: int) -> dict[object, list[str]]:
+        """Names by the stamps of archives, and by the digests of so many first bytes of the others."""
+        names: dict[object, list[str]] = {}
+        for name, stamp, head in listed(where):
+            names.setdefault(stamp or digest(head[:head_bytes]).hex(), []).append(name)
+        return names
+
+    def look(file: BuiltFile, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                seen = seen_file(name)
+                there = None if seen.source in taken else held(seen, file)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise unreadable(name, error) from error
+            if there is not None:
+                taken.add(seen.source)
+                found[file.number] = there
+                return
+
+    for file in files:
+        look(file, [file.name])
+    for file in files:
+        # Of one without a whole line nothing is known but its name.
+        if file.number not in found and (file.head_bytes or file.archive is not None):
+            look(file, index(place(file), file.head_bytes).get(file.archive or file.head, ()))
+    return found
+
+
+def seen_file(name: str) -> SeenFile:
+    """OSError."""
+    status = os.stat(name)
+    source = status.st_dev, status.st_ino
+    return SeenFile(name, name, *source, status.st_size, status.st_ctime_ns, source, status.st_mtime_ns)
+
+
+def stamp_of(seen: SeenFile) -> Stamp | None:
+    """None of what is no archive."""
+    return (seen.size, seen.modified_ns) if is_packed(seen.name) else None
+
+
+def unreadable(name: str, error: OSError) -> StorageError:
+    return StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions")
+
+
+def _beginnings(names: Iterable[str]) -> Iterator[tuple[str, Stamp | None, bytes]]:
+    """Name, stamp (of archives), first bytes (of others) of each file that can be read."""
+    for name in names:
+        with suppress(OSError):  # one that can't be read may be anybody's
+            stamp = stamp_of(seen_file(name))
+            yield name, stamp, b"" if stamp else read_at(name, 0, HEAD_BYTES)
+
+
+def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileState], list[str]]:
+    """Of the logs that are there, and the names of the others. Archives are unpacked into the spool, where
+    the event store reads them. A log may have another name in its directory; links are not followed.
+
+    UsageError if a name holds another log now and its own is nowhere, StorageError if one can't be read.
+    """
+
+    def state(seen: SeenFile, file: BuiltFile) -> FileState | None:
+        read = spool.unpack(seen) if is_packed(seen.name) else seen
+        found = file.state(read)
+        if not goes_on(read, found, file.offset):
+            return None
+        if read is seen:
+            return found
+        return dataclasses.replace(found, version=spool.version(seen), unpacked=read.size)
+
+    found = locate(files, lambda file: os.path.dirname(file.name), _files_in, state)
+    missing = [file.name for file in files if file.number not in found]
+    if overwritten := [*filter(os.path.exists, missing)]:
+        raise UsageError(
+            f"{overwritten[0]}: not the log that the map was built of, it was overwritten or cut since; "
+            "run `photon logmap build` again, then load"
+        )
+    return [found[file.number] for file in files if file.number in found], missing
+
+
+def _files_in(directory: str) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.path for entry in entries if entry.is_file(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise unreadable(directory, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the map holds now; `missing`: names of logs that were not found, whose entries were left out.
+
+    `letters`: malformed lines became dead letters (else they are counted, and kept in the built map).
+    """
+
+    files: int
+    events: int
+    malformed: int
+    entries: int
+    letters: bool
+    missing: list[str]
+
+    def as_document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None = None) -> Loaded:
+    """The built map in `built` becomes the map in the directory `into`, which must hold none.
+
+    `dead_letters`: of the datacenter; its primary-*.jsonl become those of the built map. UsageError for a map
+    of other ids, a log that was overwritten since, or a place that is taken; LockedError while an event store
+    runs there; CorruptStateError for a damaged built map, StorageError.
+    """
+    manifest = read_manifest(built)
+    if manifest is None:
+        raise UsageError(f"{built}: no built log file map; make one with `photon logmap build`")
+    check_ids(built, manifest, settings)
+    with DirectoryLock(into):
+        if (into / segments.MANIFEST).exists():
+            raise UsageError(
+                f"{into}: holds a log file map already; remove the directory first (its event store rebuilds "
+                "what the built map lacks), or name another"
+            )
+        with storage_errors(into):
+            for path in into.glob("segment-*"):  # of a load that was killed
+                path.unlink()
+        return _Load(built, into, manifest, settings, dead_letters).run()
+
+
+@dataclass
+class _Load:
+    built: Path
+    into: Path
+    manifest: Manifest
+    settings: Settings
+    dead_letters: Path | None
+
+    def run(self) -> Loaded:
+        spool = Spool(self.into.parent / "spool", self.settings.logs.spool_bytes_max)
+        states, missing = known_states(self.manifest.live, spool)
+        gone = {file.number for file in self.manifest.files} - {state.number for state in states}
+        parts = segments_of(self.built, self.manifest)
+        entries = sum(count for _, count in parts)
+        if Writer.bytes_of(entries) > self.settings.eventstore.map_bytes_max:
+            raise DiskFullError(
+                f"{self.into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
+                "and load again"
+            )
+        with storage_errors(self.into):
+            for number, (path, _) in enumerate(parts):
+                _link(path, self.into / segment_name(number))
+            sync_directory(self.into)
+        listed = [Listed(number, level_of(count, FLUSH_ENTRIES)) for number, (_, count) in enumerate(parts)]
+        manifest = new_manifest(identity_of(self.settings), self._write_letters(gone))
+        manifest = with_states(manifest, states, self.manifest.next_number)
+        segments.write_manifest(self.into, msgspec.structs.replace(manifest, segments=listed))
+        counts, written = manifest.counts, self.dead_letters is not None
+        return Loaded(len(states), counts.primary_events, counts.malformed, entries, written, missing)
+
+    def _write_letters(self, gone: Collection[int]) -> Counts:
+        """The counts, and the position in the dead letters that goes with them: both of the same logs."""
+        live = [file for file in self.manifest.live if file.number not in gone]
+        counts = Counts(sum(file.events for file in live), sum(file.malformed for file in live))
+        if self.dead_letters is None:
+            return counts
+        path = self.dead_letters / LOADED_LETTERS
+        with storage_errors(path):
+            make_directory(self.dead_letters)
+            temporary = path.with_name(LOADING_LETTERS)
+            with temporary.open("wb") as file:
+                file.writelines(letters(self.built, self.manifest, gone))
+                size = file.tell()
+                file.flush()
+                os.fsync(file.fileno())
+            # Later files than this one the reader cuts off: its map does not know of them.
+            replace(temporary, path)
+        return msgspec.structs.replace(counts, dead_letter_offset=size)
+
+
+def _link(path: Path, name: Path) -> None:
+    """Durable when its directory is. The built map keeps its own name of it. OSError."""
+    try:
+        os.link(path, name)
+    except OSError:
+        shutil.copyfile(path, name)
+        with name.open("rb") as file:
+            os.fsync(file.fileno())

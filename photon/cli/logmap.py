@@ -54,7 +54,7 @@ def build_command(
 
     settings = load_settings(config)
     check_requirements()
-    from spark.logmap.build import build, local_names
+    from spark.logmap import build, local_names
 
     local_names(primary)  # a typo costs no time
     began = time.monotonic()
@@ -85,7 +85,7 @@ def load_command(
 
     Run it where the event store runs, before its first start. Needs no Spark.
     """
-    from eventstore.loading import load
+    from eventstore.built_map import load
 
     began = time.monotonic()
     loaded = load(built, into, load_settings(config), dead_letters)

@@ -17,12 +17,13 @@ from eventstore.built_map import (
     Part,
     Span,
     identity_digest,
+    known_states,
+    load,
     read_manifest,
     write_manifest,
 )
-from eventstore.loading import known_states, load
 from eventstore.rules.entries import entries_of
-from eventstore.segments import Writer, identity_of
+from eventstore.segments import Writer
 from eventstore.server import EventStoreServer
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
@@ -44,7 +45,7 @@ class BuiltMap:
     def __init__(self, directory, settings=SETTINGS):
         self.directory = directory
         directory.mkdir()
-        self.manifest = Manifest(FORMAT, identity_digest(identity_of(settings)))
+        self.manifest = Manifest(FORMAT, identity_digest(settings))
 
     def add(self, *paths):
         name = f"generation-{len(self.manifest.generations):06d}"
@@ -230,7 +231,7 @@ def test_a_map_on_another_disk_is_copied(tmp_path, built, monkeypatch):
     def other_disk(*_):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
-    monkeypatch.setattr("eventstore.loading.os.link", other_disk)
+    monkeypatch.setattr("eventstore.built_map.os.link", other_disk)
     load(built.directory, into(tmp_path), SETTINGS)
     check_serves(tmp_path).stop()
 
@@ -360,7 +361,7 @@ def test_an_event_store_started_after_a_killed_load_begins_anew(tmp_path, built)
 
 def _load_killed_at(built, target, letters, step):
     def work(counted):
-        import eventstore.loading as loading
+        import eventstore.built_map as loading
         import eventstore.segments as segments
 
         for module, name in (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from eventstore.loading import load
+from eventstore.built_map import load
 from eventstore.log_file_map import LogFileMap
 from eventstore.segments import identity_of
 from photon.core.errors import UsageError
@@ -61,7 +61,7 @@ class Logs:
         )
 
     def build(self):
-        from spark.logmap.build import build
+        from spark.logmap import build
 
         return build(self.session, [str(self.logs)], self.built, SETTINGS)
 
@@ -242,7 +242,7 @@ def test_a_renamed_log_is_known_again_and_an_overwritten_one_is_taken_anew(logs)
 
 
 def test_logs_that_are_not_named_again_stay_in_the_map(logs):
-    from spark.logmap.build import build
+    from spark.logmap import build
 
     logs.write("a.jsonl", logs.photon(50))
     logs.write("b.jsonl", logs.opaque(50))
@@ -264,7 +264,7 @@ def test_archives_are_mapped_as_the_reader_maps_them(logs, small_splits):
 
 
 def test_a_build_that_failed_leaves_the_map_as_it_was_and_the_next_is_right(logs, monkeypatch):
-    import spark.logmap.build as building
+    import spark.logmap as building
 
     logs.write("a.jsonl", [*logs.photon(60), *logs.opaque(30)])
     logs.build()
@@ -290,7 +290,7 @@ def test_a_build_that_failed_leaves_the_map_as_it_was_and_the_next_is_right(logs
 
 
 def test_a_map_of_other_ids_is_not_added_to(logs):
-    from spark.logmap.build import build
+    from spark.logmap import build
 
     logs.write("a.jsonl", logs.photon(3))
     logs.build()

@@ -60,10 +60,9 @@ def test_loading_needs_no_spark_and_says_what_is_missing(tmp_path, photon):
 
 def test_a_log_that_is_not_found_is_told(tmp_path, photon):
     from eventstore.built_map import FORMAT, BuiltFile, Manifest, identity_digest, write_manifest
-    from eventstore.segments import identity_of
 
     log = tmp_path / "logs" / "gone.jsonl"
-    identity = identity_digest(identity_of(Settings()))
+    identity = identity_digest(Settings())
     manifest = Manifest(FORMAT, identity, 1, [BuiltFile(0, str(log), events=3, malformed=1)])
     write_manifest(tmp_path, manifest)
     status, said, errors = photon("logmap", "load", "--map", tmp_path, "--into", tmp_path / "map", "--json")

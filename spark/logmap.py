@@ -1,0 +1,422 @@
+"""`photon logmap build` (paper 3.4.2): what is new in the logs becomes a generation of the built map.
+
+A log that was renamed since the last run is known by its contents (paper 3.2), and only its growth is read.
+
+One pass over the logs makes rows of three kinds:
+
+    ENTRY    hash: of an event's id (8, big endian), a: start, b: length of its line
+    LETTER   a: start, text: a malformed line as a dead letter
+    FACT     of a range that was read. text: packed Facts
+
+Sorted rows become the map's files, a partition each, on the executors. Every attempt gives its files new
+names: the driver lists those of the attempts that counted.
+"""
+
+import secrets
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark import StorageLevel, TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from eventstore import built_map
+from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
+from eventstore.rules.entries import PLACE, Entries
+from eventstore.segments import Writer
+from photon.core.columns import hash_ids
+from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory, write_file
+from photon.core.errors import UsageError
+from photon.core.fates import Fate
+from photon.core.settings import Logs, Settings
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, Chunk, SeenFile, digest, goes_on, read_at, read_chunk
+from photon.logs.formats import Malformed, PrimaryBatch
+from photon.logs.packed import is_packed
+from photon.logs.writer import DeadLetter, dead_letter_lines
+from spark.reading.events import plan, run
+from spark.reading.lines import ChunkParser, LogFile, Range, chunks_of, fixed_binary
+from spark.reading.paths import check_name, input_paths, local_name
+from spark.session import map_in_arrow, spark_failures
+
+_ROWS_A_PART: Final = 1 << 22
+"""Of a segment: an executor holds 24 bytes of each, and a map of many segments is slow."""
+_GENERATION: Final = "generation-"
+ENTRY: Final = 0
+LETTER: Final = 1
+FACT: Final = 2
+
+SCHEMA: Final = "kind int, file int, hash binary, a long, b long, text binary"
+PART_SCHEMA: Final = "name string, entries long, part int"
+"""Of what was written; files go in the order of the parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a run found: logs that were new, had grown or were gone; and what it read."""
+
+    new: int
+    grown: int
+    gone: int
+    bytes: int
+    events: int
+    malformed: int
+    entries: int
+
+    def as_document(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """`files`: all that are known now, by number. `grown`, `new`, `gone`: how many."""
+
+    files: dict[int, BuiltFile]
+    readings: list[LogFile]
+    grown: int
+    new: int
+    gone: int
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """Of a range: its end, digests of the file's first bytes and of the last ones read; counts of events and
+    of malformed lines, and the bytes of their letters."""
+
+    file: int
+    end: int
+    head_bytes: int
+    head: bytes
+    tail: bytes
+    events: int
+    malformed: int
+    letter_bytes: int
+
+
+def local_names(patterns: Sequence[str]) -> list[str]:
+    """The logs. UsageError: as input_paths, and where one is not on a disk: event stores read files."""
+    names = []
+    for path in input_paths(patterns):
+        name = local_name(path)
+        if name is None:
+            raise UsageError(f"{path}: an event store reads logs from a disk; name files, not a URI")
+        names.append(name)
+    return names
+
+
+def build(session: SparkSession, patterns: Sequence[str], directory: Path, settings: Settings) -> Built:
+    """Add what the logs have gained to the built map in `directory`, which is made if there is none.
+
+    Executors must see logs and directory by the same names. UsageError, StorageError; SparkFailedError if a
+    job fails: then the map is as it was.
+    """
+    names = local_names(patterns)
+    with DirectoryLock(directory):
+        manifest = _manifest(directory, settings)
+        _clear(directory, manifest)
+        stock = take_stock(manifest, names, settings.logs)
+        with spark_failures():
+            generation, found = _generation(session, directory, manifest, stock, settings)
+        files, built = _summed(stock, found, generation)
+        generations = [*manifest.generations, *([generation] if stock.readings else [])]
+        numbers = [manifest.next_number, *[number + 1 for number in files]]
+        changed = msgspec.structs.replace(
+            manifest,
+            files=[files[number] for number in sorted(files)],
+            generations=generations,
+            next_number=max(numbers),
+        )
+        built_map.write_manifest(directory, changed)
+        return built
+
+
+def _manifest(directory: Path, settings: Settings) -> Manifest:
+    known = built_map.read_manifest(directory)
+    if known is None:
+        return Manifest(built_map.FORMAT, built_map.identity_digest(settings))
+    built_map.check_ids(directory, known, settings)
+    return known
+
+
+def _clear(directory: Path, manifest: Manifest) -> None:
+    """Generations of runs that were killed."""
+    listed = {generation.name for generation in manifest.generations}
+    with storage_errors(directory):
+        for path in directory.glob(f"{_GENERATION}*"):
+            if path.name not in listed:
+                shutil.rmtree(path)
+
+
+def _generation(
+    session: SparkSession, directory: Path, manifest: Manifest, stock: Stock, settings: Settings
+) -> tuple[Generation, list[Facts]]:
+    """The files of a new generation, durable, and the facts of what was read."""
+    name = f"{_GENERATION}{len(manifest.generations):06d}"
+    if not stock.readings:
+        return Generation(name, [], []), []
+    into = (directory / name).absolute()
+    with storage_errors(into):
+        make_directory(into)
+    rows = rows_of(session, stock.readings, settings).persist(StorageLevel.DISK_ONLY)
+    try:
+        facts = facts_of(rows)
+        segments, letters = [], []
+        if events := sum(fact.events for fact in facts):
+            parts = _parts(events, session.sparkContext.defaultParallelism)
+            segments = _collected(write_segments(rows, parts, into))
+        if any(fact.malformed for fact in facts):
+            [written] = _collected(write_letters(rows, into))
+            letters = [msgspec.structs.replace(written, spans=_spans(facts))]
+    finally:
+        rows.unpersist()
+    with storage_errors(into):
+        _remove_others(into, {part.name for part in (*segments, *letters)})
+        sync_directory(into)
+    return Generation(name, segments, letters), facts
+
+
+def _spans(facts: Sequence[Facts]) -> list[Span]:
+    """Of the dead letters of all files, which are sorted by the numbers of these."""
+    sizes: Counter[int] = Counter()
+    for fact in facts:
+        sizes[fact.file] += fact.letter_bytes
+    return [Span(number, size) for number, size in sorted(sizes.items()) if size]
+
+
+def _parts(rows: int, parallelism: int) -> int:
+    return max(-(-rows // _ROWS_A_PART), min(parallelism, -(-rows // (_ROWS_A_PART // 8))))
+
+
+def _collected(written: DataFrame) -> list[Part]:
+    rows = sorted(written.collect(), key=lambda row: row.part)
+    return [Part(row.name, row.entries) for row in rows]
+
+
+def _remove_others(directory: Path, names: set[str]) -> None:
+    """What attempts have left that did not count."""
+    for path in directory.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+def _summed(
+    stock: Stock, facts: Sequence[Facts], generation: Generation
+) -> tuple[dict[int, BuiltFile], Built]:
+    """The files as they are known now, and the summary of the run."""
+    files = dict(stock.files)
+    for fact in facts:
+        file = files[fact.file]
+        events, malformed = file.events + fact.events, file.malformed + fact.malformed
+        file = msgspec.structs.replace(file, events=events, malformed=malformed)
+        if fact.end > file.offset:
+            head, tail = fact.head.hex(), fact.tail.hex()
+            file = msgspec.structs.replace(
+                file, offset=fact.end, head_bytes=fact.head_bytes, head=head, tail=tail
+            )
+        files[fact.file] = file
+    built = Built(
+        stock.new,
+        stock.grown,
+        stock.gone,
+        sum(files[reading.number].offset - reading.start for reading in stock.readings),
+        sum(fact.events for fact in facts),
+        sum(fact.malformed for fact in facts),
+        sum(part.count for part in generation.segments),
+    )
+    return files, built
+
+
+def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stock:
+    """A log that was renamed is known by its head and by what was read last of it; one that was overwritten
+    or cut is gone, and what its name holds now is a new one. One that nobody asked for this time may be as it
+    was. StorageError, UsageError."""
+    asked = {seen.source: seen for seen in map(_look_at, sorted(names))}
+    known = built_map.locate(manifest.live, lambda _: "", lambda _: names, _same)
+    files = {file.number: file for file in manifest.files}
+    readings = []
+    for file in manifest.live:
+        seen = known.get(file.number)
+        if seen is None:
+            files[file.number] = msgspec.structs.replace(file, gone=True)
+        elif now := asked.pop(seen.source, None):
+            files[file.number] = msgspec.structs.replace(file, name=now.name)
+            if file.archive is None and _has_gained(now.name, file.offset, now.size, settings):
+                readings.append(LogFile(now.name, now.size, file.offset, file.number))
+        else:
+            files[file.number] = msgspec.structs.replace(file, name=seen.name)
+    grown, gone = len(readings), len(manifest.live) - len(known)
+    for number, new in enumerate(asked.values(), manifest.next_number):
+        archive = built_map.stamp_of(new)
+        files[number] = BuiltFile(number, new.name, archive=archive)
+        if archive is not None or _has_gained(new.name, 0, new.size, settings):
+            readings.append(LogFile(new.name, new.size, 0, number))
+    return Stock(files, readings, grown, len(asked), gone)
+
+
+def _look_at(name: str) -> SeenFile:
+    check_name(name)
+    try:
+        return built_map.seen_file(name)
+    except OSError as error:
+        raise built_map.unreadable(name, error) from error
+
+
+def _same(seen: SeenFile, file: BuiltFile) -> SeenFile | None:
+    """An archive is not looked into."""
+    if file.archive is not None or is_packed(seen.name):
+        return seen if built_map.stamp_of(seen) == file.archive else None
+    return seen if goes_on(seen, file.state(seen), file.offset) else None
+
+
+def _has_gained(name: str, offset: int, size: int, settings: Logs) -> bool:
+    """Whether a whole line stands behind `offset`: a part of one is nothing to read yet."""
+    if size <= offset:
+        return False
+    step = min(settings.chunk_bytes, size - offset)
+    try:
+        chunk = read_chunk(name, offset, step, settings.line_bytes_max)
+    except OSError as error:
+        raise built_map.unreadable(name, error) from error
+    return chunk is not None and chunk.end <= size
+
+
+def rows_of(session: SparkSession, files: Sequence[LogFile], settings: Settings) -> DataFrame:
+    """What is in the files from their starts on, as rows of SCHEMA."""
+
+    def work(ranges: list[Range]) -> Iterator[Any]:
+        parser = ChunkParser(settings, foreign=False)
+        for one in ranges:
+            yield from _Rows(one).batches(parser, settings)
+
+    return run(session, plan(session, files), work, SCHEMA)
+
+
+class _Rows:
+    """The rows of one range."""
+
+    def __init__(self, one: Range) -> None:
+        self._range = one
+        self._events = self._malformed = self._letter_bytes = 0
+
+    def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
+        facts: Facts | None = None
+        for path, chunk in chunks_of(self._range, settings.logs, unended=False):
+            batch = parser.batch(path, chunk)
+            assert isinstance(batch, PrimaryBatch)
+            yield from self._of_chunk(batch, chunk)
+            facts = self._facts(path, chunk.end)  # now: the copy of an archive goes with its last chunk
+        if facts is not None:
+            yield self._rows(FACT, None, [msgspec.msgpack.encode(facts)], a=[None])
+
+    def _of_chunk(self, batch: PrimaryBatch, chunk: Chunk) -> Iterator[Any]:
+        if batch.lines:
+            self._events += len(batch.lines)
+            lengths = np.fromiter(map(len, batch.lines), np.int64, len(batch.lines))
+            hashes = fixed_binary(hash_ids(batch.ids).astype(">u8").tobytes(), 8)
+            yield self._rows(ENTRY, hashes, a=batch.starts + chunk.start, b=lengths)
+        if batch.malformed:
+            yield self._letter_rows(batch.malformed, chunk.start)
+
+    def _letter_rows(self, bad: Sequence[Malformed], start: int) -> Any:
+        self._malformed += len(bad)
+        name = self._range.file.name
+        letters = [DeadLetter(Fate.MALFORMED, one.reason, one.line, name, start + one.start) for one in bad]
+        lines = [dead_letter_lines([letter]) for letter in letters]
+        self._letter_bytes += sum(map(len, lines))
+        return self._rows(LETTER, None, a=[one.offset for one in letters], text=lines)
+
+    def _facts(self, path: str, end: int) -> Facts:
+        head_bytes, tail_bytes = min(HEAD_BYTES, end), min(TAIL_BYTES, end)
+        head = digest(read_at(path, 0, head_bytes))
+        tail = digest(read_at(path, end - tail_bytes, tail_bytes))
+        counts = (self._events, self._malformed, self._letter_bytes)
+        return Facts(self._range.file.number, end, head_bytes, head, tail, *counts)
+
+    def _rows(self, kind: int, hashes: Any, text: list[bytes] | None = None, **numbers: Any) -> Any:
+        count = len(numbers["a"])
+        columns = {
+            "kind": pa.repeat(pa.scalar(kind, pa.int32()), count),
+            "file": pa.repeat(pa.scalar(self._range.file.number, pa.int32()), count),
+            "hash": pa.nulls(count, pa.binary()) if hashes is None else hashes,
+        }
+        for name in "ab":
+            given = numbers.get(name)
+            columns[name] = pa.nulls(count, pa.int64()) if given is None else pa.array(given, pa.int64())
+        columns["text"] = pa.nulls(count, pa.binary()) if text is None else pa.array(text, pa.binary())
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def facts_of(rows: DataFrame) -> list[Facts]:
+    """Of all ranges that were read."""
+    texts = rows.where(F.col("kind") == FACT).select("text").collect()
+    return [msgspec.msgpack.decode(bytes(row.text), type=Facts) for row in texts]
+
+
+def write_segments(rows: DataFrame, parts: int, directory: Path) -> DataFrame:
+    """Entries, range-partitioned and sorted by their hashes, those of one hash by their places."""
+
+    def write(batches: Iterable[Any]) -> Iterator[Any]:
+        found = [_entries(batch) for batch in batches if batch.num_rows]
+        count = sum(map(len, found))
+        if not count:
+            return
+        name = _name("segment")
+        writer = Writer(directory / name, count)
+        for entries in found:
+            writer.append(entries)
+        writer.close()
+        yield _written(name, count)
+
+    entries = rows.where(F.col("kind") == ENTRY).select("hash", "file", "a", "b")
+    entries = entries.repartitionByRange(parts, "hash").sortWithinPartitions("hash", "file", "a")
+    return map_in_arrow(entries, write, PART_SCHEMA)
+
+
+def write_letters(rows: DataFrame, directory: Path) -> DataFrame:
+    """Dead letters in the order of their places, as one part."""
+
+    def write(batches: Iterable[Any]) -> Iterator[Any]:
+        lines = [line for batch in batches for line in batch.column(0).to_pylist()]
+        if lines:
+            name = f"{_name('malformed')}.jsonl"
+            write_file(directory / name, b"".join(lines))
+            yield _written(name, len(lines))
+
+    letters = rows.where(F.col("kind") == LETTER).repartition(1).sortWithinPartitions("file", "a")
+    return map_in_arrow(letters.select("text"), write, PART_SCHEMA)
+
+
+def _entries(batch: Any) -> Entries:
+    places = np.empty(batch.num_rows, PLACE)
+    for column, name in enumerate(("file", "offset", "length"), 1):
+        places[name] = batch.column(column).to_numpy()
+    return Entries(_bytes_of(batch.column(0), ">u8").astype(np.uint64), places)
+
+
+def _bytes_of(column: Any, dtype: str) -> Any:
+    """Of a binary column whose values have all one width: its bytes as numbers."""
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4)
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]].view(dtype)
+
+
+def _name(kind: str) -> str:
+    return f"{kind}-{_part():05d}-{secrets.token_hex(6)}"
+
+
+def _part() -> int:
+    context = TaskContext.get()
+    assert context is not None, "on an executor"
+    return int(context.partitionId())
+
+
+def _written(name: str, count: int) -> Any:
+    return pa.RecordBatch.from_pydict(
+        {"name": [name], "entries": [count], "part": pa.array([_part()], pa.int32())}
+    )
