@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 JVM_STOP_S_MAX: Final = 10.0
 MASTER_ASK_S_MAX: Final = 5.0
@@ -99,9 +100,9 @@ def open_session(options: SparkOptions) -> "Iterator[SparkSession]":
 def map_in_arrow(
     frame: "DataFrame",
     function: "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]",
-    schema: str,
+    schema: "str | StructType",
 ) -> "DataFrame":
-    """Each partition's record batches -> record batches of `schema` (DDL), by Python on the executors.
+    """Each partition's record batches -> record batches of `schema`, by Python on the executors.
 
     As DataFrame.mapInArrow, which asks for pandas though it never uses it (PySpark 4.3).
     """

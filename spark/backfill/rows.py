@@ -21,6 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from photon.core.columns import hash_ids, take_ids
 from photon.core.ids import ID_BYTES
@@ -33,15 +35,16 @@ from spark.reading.lines import ChunkParser, LogFile, Parse, fixed_binary
 from spark.reading.paths import escaped, is_uri
 from spark.session import map_in_arrow
 
-SCHEMA: Final = "key binary, place long, id binary, time_us long, line binary, reason string"
-_TYPES: Final = {
-    "key": pa.binary(),
-    "place": pa.int64(),
-    "id": pa.binary(),
-    "time_us": pa.int64(),
-    "line": pa.binary(),
-    "reason": pa.string(),
-}
+_SCHEMA: Final = pa.schema(
+    {
+        "key": pa.binary(),
+        "place": pa.int64(),
+        "id": pa.binary(),
+        "time_us": pa.int64(),
+        "line": pa.binary(),
+        "reason": pa.string(),
+    }
+)
 _OFFSET_BITS: Final = OFFSET_MAX.bit_length() - 1
 KIND_BITS: Final = _OFFSET_BITS + FILES_MAX.bit_length() - 1
 
@@ -78,7 +81,7 @@ def rows_of(
     """The rows of all these logs, which are numbered from the first primary on."""
 
     def read(
-        logs: Sequence[LogInput], first: int, make: Callable[[_Numbers], Parse], schema: str = SCHEMA
+        logs: Sequence[LogInput], first: int, make: Callable[[_Numbers], Parse], schema: str | StructType
     ) -> DataFrame:
         numbered = list(enumerate(logs, first))
         files = [LogFile(log.name, log.size, 0, number) for number, log in numbered if not is_uri(log.name)]
@@ -88,10 +91,10 @@ def rows_of(
 
     named = read(foreign, len(primary), lambda _: _hash_rows(settings), "hashes binary")
     needed = write_filter(named, scratch)
-    primaries = read(primary, 0, lambda numbers: _primary_rows(settings, numbers, needed))
-    return primaries.unionByName(
-        read(foreign, len(primary), lambda numbers: _foreign_rows(settings, numbers))
-    )
+    schema = from_arrow_schema(_SCHEMA)
+    primaries = read(primary, 0, lambda numbers: _primary_rows(settings, numbers, needed), schema)
+    foreigns = read(foreign, len(primary), lambda numbers: _foreign_rows(settings, numbers), schema)
+    return primaries.unionByName(foreigns)
 
 
 def in_buckets(rows: DataFrame, buckets: int) -> DataFrame:
@@ -160,10 +163,9 @@ def _others(places: list[int], **columns: Any) -> Any:
 
 
 def _batch(**columns: Any) -> Any:
-    """A record batch of SCHEMA; a column that is not given is null."""
-    count = len(columns["place"])
-    columns = {name: columns.get(name, pa.nulls(count, kind)) for name, kind in _TYPES.items()}
-    return pa.RecordBatch.from_pydict(columns, schema=pa.schema(_TYPES))
+    """A record batch; a column that is not given is null."""
+    nulls = {field.name: pa.nulls(len(columns["place"]), field.type) for field in _SCHEMA}
+    return pa.RecordBatch.from_pydict(nulls | columns, schema=_SCHEMA)
 
 
 def _hash_rows(settings: Settings) -> Parse:

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from joiner.output_files import PARQUET
 from photon.core.settings import Settings
@@ -48,7 +49,7 @@ _SIZES: Final = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _OPEN_COST_BYTES: Final = 4 << 20  # Spark makes smaller splits only if its settings say so
 
 
-def parsed(session: SparkSession, logs: LogSet, schema: str) -> DataFrame:
+def parsed(session: SparkSession, logs: LogSet, schema: str | StructType) -> DataFrame:
     """What becomes of the lines of logs, as rows of `schema`.
 
     Blank lines are left out. Every job reads local files to where they ended when this was called.
@@ -64,7 +65,7 @@ def parsed_logs(
     uris: Sequence[str],
     settings: Settings,
     make: MakeParse,
-    schema: str,
+    schema: str | StructType,
     unended: bool,
 ) -> DataFrame:
     """As `parsed`, of local files and of what Spark reads."""
@@ -79,7 +80,7 @@ def parsed_logs(
     return read.unionByName(remote) if files else remote
 
 
-def parsed_joined(session: SparkSession, logs: LogSet, schema: str) -> DataFrame:
+def parsed_joined(session: SparkSession, logs: LogSet, schema: str | StructType) -> DataFrame:
     """As `parsed`, of joined logs: any number of tasks for lines, one for each file of Parquet."""
     tables = [path for path in logs.paths if path.endswith(PARQUET)]
     lines = [path for path in logs.paths if not path.endswith(PARQUET)]
@@ -113,7 +114,10 @@ def plan(session: SparkSession, files: Sequence[LogFile]) -> list[list[Range]]:
 
 
 def run(
-    session: SparkSession, planned: Sequence[Any], work: Callable[[Any], Iterator[Any]], schema: str
+    session: SparkSession,
+    planned: Sequence[Any],
+    work: Callable[[Any], Iterator[Any]],
+    schema: str | StructType,
 ) -> DataFrame:
     """A task for each item of the plan; `work` makes record batches of it, on the executors."""
     if not planned:
@@ -145,7 +149,7 @@ def _read_by_spark(
     uris: Sequence[str],
     settings: Settings,
     make: MakeParse,
-    schema: str,
+    schema: str | StructType,
     unended: bool,
 ) -> DataFrame:
     files = _contents(session, uris).select("path", "length").collect()

@@ -1,8 +1,8 @@
 """The rules of verification (paper 3.3.3): each foreign event of the inputs against what came out.
 
-Pure functions over Arrow tables of ROW. A bucket has all rows of some ids, so that buckets are judged one by
-one, on Spark or by this process (spark.verification.engines). First, if primary logs are given, buckets by
-the primary's id: `against_logs`. Then buckets by the foreign event's own: `judged`.
+Pure functions over Arrow tables of ROW_SCHEMA. A bucket has all rows of some ids, so that buckets are judged
+one by one, on Spark or by this process (spark.verification.engines). First, if primary logs are given,
+buckets by the primary's id: `against_logs`. Then buckets by the foreign event's own: `judged`.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,24 +51,24 @@ class Read(IntEnum):
     ALL = 2
 
 
-_KINDS: Final[Mapping[str, tuple[Any, str]]] = {
-    "source": (pa.int8(), "byte"),
-    "id": (pa.string(), "string"),
-    "key": (pa.binary(), "binary"),
-    "primary": (pa.binary(), "binary"),
-    "time_us": (pa.int64(), "long"),
-    "content": (pa.binary(), "binary"),
-    "fate": (pa.string(), "string"),
-    "read": (pa.int8(), "byte"),
-    "address": (pa.string(), "string"),
-    "incarnation": (pa.int64(), "long"),
-    "token_us": (pa.int64(), "long"),
-    "known": (pa.bool_(), "boolean"),
-    "same": (pa.bool_(), "boolean"),
-}
-ROW: Final = ", ".join(f"{name} {kind}" for name, (_, kind) in _KINDS.items())
+ROW_SCHEMA: Final = pa.schema(
+    {
+        "source": pa.int8(),
+        "id": pa.string(),
+        "key": pa.binary(),
+        "primary": pa.binary(),
+        "time_us": pa.int64(),
+        "content": pa.binary(),
+        "fate": pa.string(),
+        "read": pa.int8(),
+        "address": pa.string(),
+        "incarnation": pa.int64(),
+        "token_us": pa.int64(),
+        "known": pa.bool_(),
+        "same": pa.bool_(),
+    }
+)
 """`known`: the primary is in the logs; `same`: with that content. The ids are packed, 16 bytes."""
-ROW_SCHEMA: Final = pa.schema([(name, kind) for name, (kind, _) in _KINDS.items()])
 
 _FATES: Final = (
     Fate.FILTERED,
@@ -79,18 +79,18 @@ _FATES: Final = (
     Fate.MALFORMED,
 )
 _COUNTS: Final = ("events", "lines", "joined", "letters", "differing", *(fate.value for fate in _FATES))
-_ACCOUNT: Final[Mapping[str, tuple[Any, str]]] = {
-    "id": (pa.string(), "string"),
-    "verdict": (pa.string(), "string"),
-    "time_us": (pa.int64(), "long"),
-    **{name: (pa.int64(), "long") for name in _COUNTS},
-    "registered": (pa.bool_(), "boolean"),
-    "address": (pa.string(), "string"),
-    "incarnation": (pa.int64(), "long"),
-    "token_us": (pa.int64(), "long"),
-}
-ACCOUNT: Final = ", ".join(f"{name} {kind}" for name, (_, kind) in _ACCOUNT.items())
-ACCOUNT_SCHEMA: Final = pa.schema([(name, kind) for name, (kind, _) in _ACCOUNT.items()])
+ACCOUNT_SCHEMA: Final = pa.schema(
+    {
+        "id": pa.string(),
+        "verdict": pa.string(),
+        "time_us": pa.int64(),
+        **dict.fromkeys(_COUNTS, pa.int64()),
+        "registered": pa.bool_(),
+        "address": pa.string(),
+        "incarnation": pa.int64(),
+        "token_us": pa.int64(),
+    }
+)
 _ALWAYS: Final = Span()
 _NO_LEDGER: Final = -1
 _NO_TIME: Final = np.iinfo(np.int64).min
@@ -118,9 +118,9 @@ class Terms:
 
 
 def rows_of(source: Source, count: int, nulls: int = 0, **columns: Any) -> Any:
-    """Columns of so many rows, and `nulls` more in which they are null -> a record batch of ROW."""
+    """Columns of so many rows, and `nulls` more in which they are null -> a record batch of ROW_SCHEMA."""
     arrays = []
-    for name, (kind, _) in _KINDS.items():
+    for name, kind in zip(ROW_SCHEMA.names, ROW_SCHEMA.types, strict=True):
         column = columns.get(name)
         if name == "source":
             arrays.append(pa.array(np.full(count + nulls, source, np.int8)))
@@ -143,7 +143,7 @@ def against_logs(bucket: Any) -> Any:
 
 
 def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
-    """A bucket by foreign ids -> ACCOUNT: a row an id with its verdict.
+    """A bucket by foreign ids -> ACCOUNT_SCHEMA: a row an id with its verdict.
 
     One row more has the lines that can't be read, and one the ids that only the registry has. `ask` is asked
     about joined events that are not among the registered ones.
@@ -349,15 +349,8 @@ def _loser(row: dict[str, Any]) -> Loser:
     )
 
 
-DETAILS: Final = (
-    "id string, time_us long, lines long, joined long, letters long, differing long, "
-    + "".join(f"{fate.value} long, " for fate in _FATES)
-    + "registered boolean, joiner string, incarnation string, token_us long, lease string, verdict string"
-)
-
-
 def details(accounts: Any, leases: Mapping[int, str]) -> Any:
-    """Accounts -> DETAILS, what is kept of each id. `leases`: of incarnations (signed) that lost events."""
+    """Accounts -> what is kept of each id. `leases`: of incarnations (signed) that lost events."""
     kept = accounts.filter(pc.is_valid(accounts["id"]))
     numbers, which = _encoded(kept["incarnation"])
     hexes = [None if one is None else f"{one & ((1 << 64) - 1):016x}" for one in numbers.to_pylist()]

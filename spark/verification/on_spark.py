@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from joiner.output_files import PARQUET
 from spark.reading.events import parsed, parsed_joined, run
@@ -17,20 +19,16 @@ from spark.reading.lines import LogSet, log_files
 from spark.reading.paths import existing
 from spark.registered import read_export
 from spark.session import map_in_arrow
-from spark.verification.accounts import ACCOUNT, DETAILS, ROW, ROW_SCHEMA, backfills_in, details, summary
+from spark.verification.accounts import ACCOUNT_SCHEMA, ROW_SCHEMA, backfills_in, details, summary
 from spark.verification.engines import BY_ID, BY_PRIMARY, Work
 from spark.verification.facts import registered_rows
-from spark.verification.rules import Loser, Total, Verdict
+from spark.verification.rules import Loser, Total
 
 _PARTITION_BYTES: Final = 96 << 20
 """Of logs: a bucket is a table in the memory of an executor's Python."""
-_SUMMARY: Final = (
-    "verdict string, events long, lines long, joined long, letters long, differing long, "
-    "example string, differs string"
-)
-_LOSERS: Final = (
-    "address string, incarnation string, events long, in_flight long, first_us long, last_us long"
-)
+ROW: Final = from_arrow_schema(ROW_SCHEMA)
+_ACCOUNT: Final = from_arrow_schema(ACCOUNT_SCHEMA)
+_DETAILS: Final = from_arrow_schema(details(ACCOUNT_SCHEMA.empty_table(), {}).schema)
 
 
 class OnSpark:
@@ -78,19 +76,16 @@ class OnSpark:
         self._frames[target].append(self._worked(source, work, ROW))
 
     def judge(self, work: Work) -> tuple[list[Total], list[Loser]]:
-        accounts = self._worked(BY_ID, work, ACCOUNT).persist(StorageLevel.DISK_ONLY)
+        accounts = self._worked(BY_ID, work, _ACCOUNT).persist(StorageLevel.DISK_ONLY)
         self._kept.callback(accounts.unpersist)
         self._accounts = accounts
-        totals = map_in_arrow(accounts, _on_whole(_totals), _SUMMARY).collect()
-        losers = map_in_arrow(accounts, _on_whole(_losers), _LOSERS).collect()
-        return (
-            [Total(Verdict(row[0]), *row[1:]) for row in totals],
-            [Loser(row[0], int(row[1], 16), *row[2:]) for row in losers],
-        )
+        told = map_in_arrow(accounts, _on_whole(_summary), "summary string").collect()
+        found = [msgspec.json.decode(row.summary, type=tuple[list[Total], list[Loser]]) for row in told]
+        return [one for totals, _ in found for one in totals], [one for _, losers in found for one in losers]
 
     def write(self, directory: str, leases: dict[int, str]) -> None:
         assert self._accounts is not None
-        rows = map_in_arrow(self._accounts, _on_whole(lambda accounts: details(accounts, leases)), DETAILS)
+        rows = map_in_arrow(self._accounts, _on_whole(partial(details, leases=leases)), _DETAILS)
         rows.write.partitionBy("verdict").parquet(directory)
 
     def _keep(self, rows: DataFrame, stage: str) -> DataFrame:
@@ -100,7 +95,7 @@ class OnSpark:
         self._frames[stage].append(kept)
         return kept
 
-    def _worked(self, stage: str, work: Work, schema: str) -> DataFrame:
+    def _worked(self, stage: str, work: Work, schema: StructType) -> DataFrame:
         key = F.coalesce("primary", "key") if stage == BY_PRIMARY else F.col("key")
         rows = reduce(DataFrame.unionByName, self._frames[stage]).select(*ROW_SCHEMA.names)
         return map_in_arrow(rows.repartition(self._partitions, key), _on_whole(work), schema)
@@ -120,25 +115,8 @@ def _on_whole(work: Work) -> Callable[[Iterable[Any]], Iterator[Any]]:
     return of_partition
 
 
-def _totals(accounts: Any) -> Any:
-    totals, _ = summary(accounts)
-    return _columns([astuple(total) for total in totals], _SUMMARY)
-
-
-def _losers(accounts: Any) -> Any:
-    _, losers = summary(accounts)
-    rows = [
-        (one.address, f"{one.incarnation:016x}", one.events, one.in_flight, one.first_us, one.last_us)
-        for one in losers
-    ]
-    return _columns(rows, _LOSERS)
-
-
-def _columns(rows: list[tuple[Any, ...]], schema: str) -> Any:
-    fields = [field.split() for field in schema.split(", ")]
-    kinds = {"string": pa.string(), "long": pa.int64()}
-    arrays = [pa.array([row[n] for row in rows], kinds[kind]) for n, (_, kind) in enumerate(fields)]
-    return pa.table(arrays, names=[name for name, _ in fields])
+def _summary(accounts: Any) -> Any:
+    return pa.table({"summary": [msgspec.json.encode(summary(accounts)).decode()]})
 
 
 def _backfills(rows: Any) -> Any:

@@ -66,11 +66,11 @@ def rows_of(source, session, *paths, settings=None):
     from spark.reading.lines import log_files, rows_of_parquet, rows_of_ranges, tasks_of
     from spark.reading.paths import input_paths
     from spark.verification import facts as sources
-    from spark.verification.accounts import ROW
 
     logs = getattr(sources, source)(input_paths([str(path) for path in paths]), settings or Settings())
     if session is not None:
         from spark.reading.events import parsed, parsed_joined
+        from spark.verification.on_spark import ROW
 
         return (parsed_joined if source == "joined_logs" else parsed)(session, logs, ROW).collect()
     files, _ = log_files(logs.paths)
