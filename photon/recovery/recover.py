@@ -6,7 +6,7 @@ In this order, which is what makes it safe:
 2. read registry and joined logs: whose tokens are on events that stand nowhere;
 3. of those that an output tells of, fence whose lease is over; the others are left alone;
 4. only then read the joined logs again, and take of it what the fenced incarnations have lost;
-5. write that down, durably, with the events' lines (photon.recovery.plans);
+5. write that down, durably, with the events' lines (photon.recovery.files);
 6. release the ids by compare-and-delete on their tokens;
 7. put the lines into a dispatcher's inbox; 8. forget the plan.
 
@@ -44,8 +44,15 @@ from idregistry.client import RegistryClient
 from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.core.fates import Released
-from photon.recovery.joiners import ended_joiners, missing_files, named_lives, note_gone, note_settled
-from photon.recovery.plans import Plan, Plans
+from photon.recovery.files import (
+    Plan,
+    Plans,
+    ended_joiners,
+    missing_files,
+    named_lives,
+    note_gone,
+    note_settled,
+)
 from photon.recovery.rules import (
     CLOSING_US,
     Held,

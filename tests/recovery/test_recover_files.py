@@ -5,8 +5,7 @@ import pytest
 from joiner.output_files import CompleteFile, Manifest
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, LockedError
-from photon.recovery.joiners import ended_joiners, missing_files
-from photon.recovery.plans import Plans
+from photon.recovery.files import Plans, ended_joiners, missing_files
 from spark.recovery.rules import LostEvents
 
 EVENTS = LostEvents(b"i" * 32, b"t" * 16, [b"token"], [2], b'{"id":1}\n{"id":2}\n')
