@@ -9,8 +9,8 @@ Lookups tell which ids are absent (2.1): a scan can't say it of events that were
 """
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +39,8 @@ SCHEMA: Final = (
 )
 
 ASK_TIMEOUT_S: Final = 10.0
+LEADER_WAIT_S_MAX: Final = 60.0
+"""How long the leader of a shard is looked for, which knows all that was acknowledged."""
 BATCH_IDS_MAX: Final = 8192
 ROUNDS: Final = 3
 """A replica that is behind has caught up by the last of them."""
@@ -74,44 +76,25 @@ def registered(
 
 def scan_of(registry: RegistryAt, timeout_s: float, shard: int) -> Iterator[Any]:
     """One shard -> record batches of SCHEMA. UnavailableError."""
-    for scanned in _scan(registry, shard, timeout_s):
-        if scanned.ids:
-            yield to_arrow(scanned, shard)
+    with registry.client(min(timeout_s, LEADER_WAIT_S_MAX)) as client:
+        for scanned in client.scan(shard, timeout_s=timeout_s, fresh=True):
+            if scanned.ids:
+                yield to_arrow(scanned, shard)
 
 
 def boundaries(registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> dict[int, int]:
     """Shard -> the event time (us) before which its leader has forgotten ids. UnavailableError."""
     found = {}
-    for shard in range(shards_of(registry)):
-        with closing(_scan(registry, shard, timeout_s)) as pieces:
-            found[shard] = next(pieces).boundary_us  # of an empty shard too
+    with registry.client(min(timeout_s, LEADER_WAIT_S_MAX)) as client:
+        for shard in range(client.configuration().shards):
+            first = next(client.scan(shard, timeout_s=timeout_s, fresh=True))  # of an empty shard too
+            found[shard] = first.boundary_us
     return found
 
 
 def shards_of(registry: RegistryAt) -> int:
     with registry.client(ASK_TIMEOUT_S) as client:
         return client.configuration().shards
-
-
-def _scan(registry: RegistryAt, shard: int, timeout_s: float) -> Generator[Scanned, None, None]:
-    """The pieces of one shard, from its leader: only that knows all that was acknowledged.
-
-    Who leads may change until the first piece is here. UnavailableError.
-    """
-    deadline = time.monotonic() + timeout_s
-    begun = False
-    with registry.client(ASK_TIMEOUT_S) as client:
-        while True:
-            try:
-                left_s = max(0.001, deadline - time.monotonic())
-                for scanned in client.scan(shard, timeout_s=left_s, fresh=True):
-                    begun = True
-                    yield scanned
-                return
-            except UnavailableError:
-                if begun or time.monotonic() + _PAUSE_S > deadline:
-                    raise
-                time.sleep(_PAUSE_S)
 
 
 def to_arrow(scanned: Scanned, shard: int) -> Any:

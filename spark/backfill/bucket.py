@@ -11,7 +11,7 @@ import os
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,9 +26,8 @@ from idregistry.client import RegistryAt
 from joiner import parquet, rules
 from joiner.adapter import BatchAdapter, load_adapter
 from joiner.output_files import LINES, PARQUET
-from photon.core.clock import Attempts, Backoff
 from photon.core.columns import join_lines, split_ids, take_ids, take_times
-from photon.core.errors import FencedError, UnavailableError
+from photon.core.errors import FencedError
 from photon.core.fates import Committed, Fate, Joined, Registered
 from photon.core.ids import Token
 from photon.core.settings import Settings
@@ -37,11 +36,10 @@ from spark.backfill.job import BucketResult, Job, Place, Staged
 from spark.backfill.rows import KIND_BITS, Kind, file_and_offset
 
 PATIENCE_S: Final = 300.0
-"""How long a registry that does not answer is asked."""
+"""How long a registry that does not answer is asked, again and again."""
 COMMITS_IN_FLIGHT_MAX: Final = 2
 """Of a task: the registry works on one while the next is adapted."""
 NO_PRIMARY: Final = "no primary event in the logs"
-_PAUSES: Final = Backoff(0.1, 5.0)
 _WRITE_BYTES: Final = 4 << 20
 _FENCED: Final = bytes([Committed.FENCED])
 
@@ -118,7 +116,7 @@ class _Task:
         self._work = work
         self._logs = [log.name for log in (*work.job.primary, *work.job.foreign)]
         self._token = work.token(bucket)
-        self._client = opened.enter_context(work.registry.client(work.settings.registry.request_timeout_s))
+        self._client = opened.enter_context(work.registry.client(PATIENCE_S))
         self._pool = opened.enter_context(ThreadPoolExecutor(COMMITS_IN_FLIGHT_MAX))
         adapter = work.settings.adapter
         self._adapter = BatchAdapter(load_adapter(adapter.use, adapter.field))
@@ -217,8 +215,7 @@ class _Task:
             return
         if len(self._asked) >= COMMITS_IN_FLIGHT_MAX:
             self._settle()
-        commit = self._client.commit
-        answer = self._pool.submit(patiently, lambda: commit(events.ids, events.times, self._token))
+        answer = self._pool.submit(self._client.commit, events.ids, events.times, self._token)
         self._asked.append(_Asked(answer, events, lines, repeats))
 
     def _first_times(self, ids: Iterable[bytes]) -> Iterator[bool]:
@@ -259,7 +256,7 @@ class _Task:
 
     def _without_primary(self, events: _Events) -> None:
         """An event whose primary another pipeline found is a duplicate here."""
-        registered = patiently(lambda: self._client.lookup(events.ids, events.times))
+        registered = self._client.lookup(events.ids, events.times)
         for row, (key, known) in enumerate(zip(split_ids(events.ids), registered, strict=True)):
             if known == Registered.EXPIRED:
                 self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, events.lines[row], int(events.places[row]))
@@ -280,16 +277,6 @@ class _Task:
     def _dead(self, fate: Fate, reason: str, line: bytes, place: int) -> DeadLetter:
         number, offset = file_and_offset(place)
         return DeadLetter(fate, reason, line, self._logs[number], offset)
-
-
-def patiently(ask: Callable[[], bytes]) -> bytes:
-    """The answer, asked for again while the registry is away: `ask` may run twice. UnavailableError."""
-    for _ in Attempts(_PAUSES, PATIENCE_S, time.monotonic, time.sleep):
-        try:
-            return ask()
-        except UnavailableError as error:
-            failure = error
-    raise failure
 
 
 class _StagedFile:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +62,7 @@ from spark.reading.paths import check_name, is_uri
 from spark.session import map_in_arrow, spark_failures
 
 OpenSession = Callable[[], AbstractContextManager[SparkSession]]
+Session = Callable[[], SparkSession]
 Notice = Callable[[str], None]
 
 SESSION_SETTINGS: Final = {
@@ -101,16 +102,16 @@ def backfill(
     if order.output_format == "parquet":
         parquet.check_installed()
     with locked(place), ExitStack() as opened:
-        spark = _Spark(open_session, opened)
+        session: Session = cache(lambda: opened.enter_context(open_session()))  # when it is first needed
         client = opened.enter_context(order.registry.client(_CLIENT_TIMEOUT_S, clock))
-        job = _resumed(order, client, spark, notice)
+        job = _resumed(order, client, session, notice)
         if job is not None and job.phase is Phase.DONE:
             return summary_of(job, place, time.monotonic() - began, again=True)
         _prepare(place)
-        job = job or _planned(order, client, spark, clock)
+        job = job or _planned(order, client, session, clock)
         with _leased(job, order, client, clock, notice) as keeper:
             if job.phase is Phase.PLANNED:
-                job = join_buckets(spark.session(), job, order, keeper)
+                job = join_buckets(session(), job, order, keeper)
                 checkpoint("joined")
             Publisher(place, job, keeper, checkpoint).publish()
             checkpoint("published")
@@ -122,28 +123,10 @@ def backfill(
         return summary_of(job, place, time.monotonic() - began)
 
 
-class _Spark:
-    """A session that is opened when it is first needed."""
-
-    def __init__(self, open_session: OpenSession, opened: ExitStack) -> None:
-        self._open = open_session
-        self._opened = opened
-        self._session: SparkSession | None = None
-
-    def session(self) -> SparkSession:
-        if self._session is None:
-            self._session = self._opened.enter_context(self._open())
-        return self._session
-
-    def look(self, uris: Sequence[str]) -> tuple[LogInput, ...]:
-        """As look_at_remote."""
-        return look_at_remote(self.session(), uris)
-
-
-def look_at_remote(session: SparkSession, uris: Sequence[str]) -> tuple[LogInput, ...]:
+def look_at_remote(session: Session, uris: Sequence[str]) -> tuple[LogInput, ...]:
     """The files that URIs name now, in the order of their names. SparkFailedError."""
     with spark_failures():
-        files = session.read.format("binaryFile").load(list(uris))
+        files = session().read.format("binaryFile").load(list(uris))
         changed_us = F.unix_micros("modificationTime").alias("changed_us")
         told = files.select("path", "length", changed_us).collect()
     return tuple(LogInput(row.path, row.length, str(row.changed_us)) for row in sorted(told))
@@ -159,7 +142,7 @@ def locked(place: Place) -> DirectoryLock:
         ) from error
 
 
-def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice) -> Job | None:
+def _resumed(order: Order, client: RegistryClient, session: Session, notice: Notice) -> Job | None:
     """The job to go on with, or one that is done already; None if a new one is to be planned."""
     place, job = order.place, order.place.load()
     if job is None:
@@ -171,7 +154,7 @@ def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice
     }
     changed = [what for what, (now, before) in facts.items() if now != before]
     if job.phase is Phase.DONE:
-        if not changed and _inputs(order, spark) == (job.primary, job.foreign):
+        if not changed and _inputs(order, session) == (job.primary, job.foreign):
             notice("this backfill is done already; its logs are as they were")
             return job
         check_registry(job, place, client.identity())
@@ -189,17 +172,17 @@ def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice
                 f"{place.home} has an unfinished backfill of PySpark {job.spark}, and this is another, "
                 "where rows might fall into other buckets; use that one, or --abandon it first"
             )
-        check_unchanged([*job.primary, *job.foreign], spark.look)
+        check_unchanged([*job.primary, *job.foreign], partial(look_at_remote, session))
     notice("going on with the backfill that was begun")
     return job
 
 
-def _planned(order: Order, client: RegistryClient, spark: _Spark, clock: Clock) -> Job:
+def _planned(order: Order, client: RegistryClient, session: Session, clock: Clock) -> Job:
     """A new job, durably noted before anything is registered for it."""
     registry = client.identity()  # it may not answer: asked before Spark is started
     for old in order.place.put_away_jobs():
         check_registry(old, order.place, registry)
-    primary, foreign = _inputs(order, spark)
+    primary, foreign = _inputs(order, session)
     job = Job(
         incarnation=secrets.randbits(64),
         begun_us=clock.now_us(),
@@ -209,7 +192,7 @@ def _planned(order: Order, client: RegistryClient, spark: _Spark, clock: Clock) 
         patterns=(_absolute(order.primary), _absolute(order.foreign)),
         primary=primary,
         foreign=foreign,
-        buckets=buckets_for(primary, foreign, 2 * spark.session().sparkContext.defaultParallelism),
+        buckets=buckets_for(primary, foreign, 2 * session().sparkContext.defaultParallelism),
         first_number=next_number(order.place),
         registry=registry,
     )
@@ -217,9 +200,9 @@ def _planned(order: Order, client: RegistryClient, spark: _Spark, clock: Clock) 
     return job
 
 
-def _inputs(order: Order, spark: _Spark) -> tuple[tuple[LogInput, ...], tuple[LogInput, ...]]:
-    primary = look_at(order.primary, "primary", spark.look)
-    return primary, look_at(order.foreign, "foreign", spark.look)
+def _inputs(order: Order, session: Session) -> tuple[tuple[LogInput, ...], tuple[LogInput, ...]]:
+    look = partial(look_at_remote, session)
+    return look_at(order.primary, "primary", look), look_at(order.foreign, "foreign", look)
 
 
 def _absolute(patterns: Sequence[str]) -> tuple[str, ...]:
@@ -282,7 +265,7 @@ def join_buckets(session: SparkSession, job: Job, order: Order, keeper: LeaseKee
             raise fenced(job, order.place) from error
         raise
     # Two attempts may have read different lines, if a log was replaced meanwhile.
-    check_unchanged([*job.primary, *job.foreign], partial(look_at_remote, session))
+    check_unchanged([*job.primary, *job.foreign], partial(look_at_remote, lambda: session))
     with storage_errors(place.staging):
         sync_directory(place.staging)
     job = msgspec.structs.replace(job, phase=Phase.JOINED, results=tuple(results))

@@ -36,7 +36,6 @@ def said(tmp_path, monkeypatch, photon, requirements):
 def no_spark(monkeypatch):
     """The registry answers, and Spark must not be started."""
     monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("Spark was started"))
-    monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
     monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
 
 
