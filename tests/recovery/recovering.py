@@ -52,6 +52,12 @@ class Run:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
 
+    def begin(self, count: int) -> None:
+        """Started, and so many clicks joined."""
+        self.start()
+        self.click(count)
+        wait_until(lambda: sum(self.joined().values()) == count)
+
     def stop(self) -> dict[str, Any]:
         assert self.process is not None
         self.process.terminate()

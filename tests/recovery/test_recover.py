@@ -32,9 +32,7 @@ def make_run(tmp_path):
 
 def with_loss(run, what="lose"):
     """A run of which a batch is registered and, the joiner's disk being gone, written by nobody."""
-    run.start()
-    run.click(EVENTS)
-    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.begin(EVENTS)
     run.told(what)
     run.click(EVENTS)
     wait_until(run.obeyed)
@@ -92,21 +90,6 @@ def test_recovery_that_is_killed_at_any_step_and_run_again_doubles_nothing_and_l
 
 
 @pytest.mark.long
-def test_a_recovery_that_is_killed_before_the_lines_are_injected_leaves_a_plan_that_a_later_one_finishes(
-    make_run,
-):
-    run = with_loss(make_run())
-    count = lost_count(run)
-    assert run.recover(die_at="released", passes=1)[0] == -signal.SIGKILL
-    status, told = run.recover(apply=False)
-    assert (status, told["plans_left"]) == (1, 1)  # what it had released no scan shows
-    status, report = run.recover()
-    assert (status, report["plans_finished"]) == (0, 1)
-    assert count > 1
-    wait_until(lambda: run.joined() == run.all_once())
-
-
-@pytest.mark.long
 def test_a_zombie_that_goes_on_after_the_release_writes_nothing(make_run):
     # A request that the zombie got, and registered nothing of, is sent to the other one after that time.
     more = "processes = 2\n[dispatcher]\nrequest_timeout_s = 3.0\n"
@@ -131,9 +114,7 @@ def test_a_zombie_that_goes_on_after_the_release_writes_nothing(make_run):
 
 def ended(run):
     """A run that was killed: what it wrote last is in no manifest."""
-    run.start()
-    run.click(EVENTS)
-    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.begin(EVENTS)
     run.kill()
     run.process = None
 
@@ -151,46 +132,30 @@ def assert_joined_by_the_next_run(run):
 
 
 @pytest.mark.long
-def test_joined_files_that_were_deleted_are_joined_again_by_the_next_run(make_run):
-    run = make_run()
-    ended(run)
-    grown(run).unlink()
-    status, report = run.recover()
-    assert (status, report["recovered"]) == (0, EVENTS), report
-    assert_joined_by_the_next_run(run)
-
-
-@pytest.mark.long
-def test_what_a_file_lost_that_was_cut_in_the_middle_of_a_line_is_joined_again_and_the_rest_stays(make_run):
+@pytest.mark.parametrize(
+    ("harm", "left"), [("deleted", 0), ("cut in the middle of a line", 20), ("cut before a newline", 19)]
+)
+def test_what_a_joined_file_lost_is_joined_again_once_and_the_rest_stays(make_run, harm, left):
     run = make_run()
     ended(run)
     path = grown(run)
     lines = path.read_bytes().splitlines(keepends=True)
-    os.truncate(path, sum(map(len, lines[:20])) + len(lines[20]) // 2)
+    if harm == "deleted":
+        path.unlink()
+    else:
+        os.truncate(path, sum(map(len, lines[:20])) + (len(lines[20]) // 2 if left == 20 else -1))
     status, report = run.recover()
-    assert (status, report["recovered"]) == (0, EVENTS - 20), report
-    assert path.read_bytes() == b"".join(lines[:20])
-    assert any("unfinished lines" in note for note in report["notes"])
-    assert_joined_by_the_next_run(run)
-
-
-@pytest.mark.long
-def test_a_line_that_lacks_only_its_newline_is_not_joined_twice(make_run):
-    run = make_run()
-    ended(run)
-    path = grown(run)
-    lines = path.read_bytes().splitlines(keepends=True)
-    os.truncate(path, sum(map(len, lines[:20])) - 1)
-    assert run.recover()[1]["recovered"] == EVENTS - 19
+    assert (status, report["recovered"]) == (0, EVENTS - left), report
+    if left:
+        assert path.read_bytes() == b"".join(lines[:left])
+        assert any("unfinished lines" in note for note in report["notes"])
     assert_joined_by_the_next_run(run)
 
 
 @pytest.mark.long
 def test_a_complete_file_that_was_taken_away_is_not_taken_for_lost(make_run):
     run = make_run()
-    run.start()
-    run.click(EVENTS)
-    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.begin(EVENTS)
     run.stop()
     path = grown(run)
     path.rename(run.root / path.name)
@@ -206,9 +171,7 @@ def test_a_complete_file_that_was_taken_away_is_not_taken_for_lost(make_run):
 @pytest.mark.parametrize("what", ["a file", "all that it wrote", "its disk"])
 def test_complete_files_that_were_deleted_by_hand_are_joined_again(make_run, what):
     run = make_run()
-    run.start()
-    run.click(EVENTS)
-    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.begin(EVENTS)
     run.stop()
     path = grown(run)
     assert path.name in complete_files(path.parent)
@@ -227,9 +190,7 @@ def test_complete_files_that_were_deleted_by_hand_are_joined_again(make_run, wha
 @pytest.mark.long
 def test_what_a_living_joiner_lost_is_left_alone_until_it_is_restarted(make_run):
     run = make_run()
-    run.start()
-    run.click(EVENTS)
-    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.begin(EVENTS)
     grown(run).unlink()
     status, report = run.recover()
     assert [one["state"] for one in report["incarnations"]] == ["alive"]

@@ -255,6 +255,8 @@ def test_what_a_killed_run_left_is_finished_by_the_next(job, tmp_path, step):
     registry = Registry()
     with pytest.raises(Kill):
         recover(job(), registry, Reading(Loss("10.0.0.1:70", 1, 3, 0, 0, 1)), registry.clock, checkpoint=kill)
+    dry = run(job(apply=False), registry, Reading())  # what was released no scan shows
+    assert (dry.plans_left, dry.status) == (1, 1)
     report = run(job(), registry, Reading())
     assert (report.plans_finished, len({*registry.released}), injected(tmp_path)) == (1, 3, 3)
     assert run(job(), registry, Reading()).plans_finished == 0

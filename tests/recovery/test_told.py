@@ -18,9 +18,7 @@ TOLD_S = 150.0
 @pytest.fixture
 def run(tmp_path):
     started = Run(tmp_path / "run")
-    started.start()
-    started.click(EVENTS)
-    wait_until(lambda: sum(started.joined().values()) == EVENTS)
+    started.begin(EVENTS)
     yield started
     started.kill()
 

@@ -35,9 +35,7 @@ def recover(run, *more):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_a_joiner_lost_with_its_disk_is_joined_again_in_every_root(run, tmp_path):
-    run.start()
-    run.click(EVENTS)
-    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.begin(EVENTS)
     run.told("lose")
     run.click(EVENTS)
     wait_until(run.obeyed)
