@@ -11,7 +11,6 @@ it, in recovery's order (paper 3.3.3): fence, in every shard; take back what is 
 compare-and-delete, what the tokens of unpublished buckets hold. Killed anywhere, it can be run again.
 """
 
-import random
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -29,11 +28,11 @@ from idregistry.rules.surveys import Scanned
 from joiner.leases import LeaseKeeper
 from joiner.output import Checkpoint
 from joiner.output_files import LINES, PARQUET, CompleteFile, Manifest, numbers_in
-from photon.core.columns import pack_times, take_ids, unpack_times
+from photon.core.columns import take_ids, unpack_times
 from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, OverloadedError, UnavailableError
 from photon.core.fates import Released
-from photon.core.ids import ID_BYTES, Token, parse_token
+from photon.core.ids import Token, parse_token
 from spark.backfill.job import (
     LOGS,
     STEM,
@@ -51,7 +50,7 @@ LEASE_WAIT_S_MAX: Final = 300.0
 FIRST_LEASE_WAIT_S_MAX: Final = 30.0
 """For one that has not answered yet."""
 FENCE_WAIT_S_MAX: Final = 120.0
-"""More than a lease, for the fence and for its way to the shards."""
+"""More than a lease."""
 _LEASE_POLL_S: Final = 0.05
 _FENCE_POLL_S: Final = 0.2
 
@@ -210,9 +209,8 @@ def abandon(
 ) -> Abandoned:
     """The place's lock is held: its driver is dead. UnavailableError: run it again; UsageError."""
     check_registry(job, place, client.identity())
-    _fence(client, job.incarnation, notice)
+    _fence(client, job.incarnation, notice)  # from then on nothing more is registered in any shard
     configuration = client.configuration()
-    _await_shards(client, configuration, Token(place.token_address, job.incarnation, 0).pack())
     published = take_back(job, place)
     released = 0
     for shard in range(configuration.shards):
@@ -230,34 +228,6 @@ def _fence(client: RegistryClient, incarnation: int, notice: Callable[[str], Non
             )
         notice(f"waiting {answer.expires_in_s:.0f} s for the end of the backfill's lease")
         time.sleep(max(_FENCE_POLL_S, answer.expires_in_s))
-
-
-def _await_shards(client: RegistryClient, configuration: Configuration, token: bytes) -> None:
-    """Return when each shard knows of the fence: from then on nothing more is registered by that token.
-
-    A shard that does not know refuses a release, of whatever id.
-    """
-    deadline = time.monotonic() + FENCE_WAIT_S_MAX
-    ids, times = _probes(configuration)
-    while Released.NOT_FENCED in client.release(ids, times, [token], [len(ids) // ID_BYTES]):
-        if time.monotonic() > deadline:
-            raise UnavailableError("a shard of the registry has not heard of the fence; see `photon status`")
-        time.sleep(_FENCE_POLL_S)
-
-
-def _probes(configuration: Configuration) -> tuple[bytes, bytes]:
-    """Ids that nobody has, and times, by which every shard is asked."""
-    ids: list[bytes] = []
-    starts: list[int] = []
-    for interval in configuration.intervals:
-        start_us = max(1, interval.start_us)
-        found: dict[int, bytes] = {}
-        while len(found) < interval.shards:
-            one = random.randbytes(ID_BYTES)
-            found.setdefault(int(configuration.shard_of(one, pack_times([start_us]))[0]), one)
-        ids += found.values()
-        starts += [start_us] * len(found)
-    return b"".join(ids), pack_times(starts)
 
 
 def _release(

@@ -398,7 +398,6 @@ def test_ids_that_the_registry_does_not_release_are_told_and_abandoning_is_run_a
             return outcomes if len(times) > 1 else bytes([Released[refused]]) + outcomes[1:]
 
         with monkeypatch.context() as patch:
-            patch.setattr(publishing, "_await_shards", lambda *_: None)
             patch.setattr(registry.client, "release", release)
             with pytest.raises(UnavailableError, match="again"):
                 publishing.abandon(desk.job, desk.place, registry.client)
@@ -418,28 +417,7 @@ def test_numbers_of_files_are_never_used_again(desk):
     assert next_number(desk.place) == 32
 
 
-def test_the_time_of_an_id_leads_to_its_shard_where_a_resharding_began_within_the_hour():
-    import numpy as np
-
-    from idregistry.rules.sharding import BEGINNING, Configuration, Interval
-    from spark.backfill.publishing import _routed
-
-    hour_us = 3_600_000_000
-    configuration = Configuration(2, (Interval(BEGINNING, 2), Interval(10 * hour_us + 7, 5)))
-    rng = np.random.default_rng(3)
-    ids = rng.bytes(16 * 200)
-    exact = rng.integers(10 * hour_us, 11 * hour_us, 200, np.int64)
-    exact[:100] = 10 * hour_us + 3
-    of = configuration.shard_of(ids, exact.tobytes())
-    for shard in range(5):
-        mine = np.flatnonzero(of == shard)
-        column = b"".join(ids[16 * row : 16 * row + 16] for row in mine)
-        rounded = exact[mine] // hour_us * hour_us
-        routed = _routed(configuration, np.full(len(mine), shard * 2), column, rounded)
-        assert set(configuration.shard_of(column, routed).tolist()) == {shard}
-
-
-def test_a_guarded_id_is_led_to_the_shard_that_guards_it():
+def test_an_id_is_led_to_its_shard_and_to_that_which_guards_it_where_a_resharding_began_within_the_hour():
     import numpy as np
 
     from idregistry.rules.sharding import BEGINNING, NOWHERE, Configuration, Interval
