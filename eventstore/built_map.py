@@ -359,57 +359,48 @@ def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None 
         with storage_errors(into):
             for path in into.glob("segment-*"):  # of a load that was killed
                 path.unlink()
-        return _Load(built, into, manifest, settings, dead_letters).run()
-
-
-@dataclass
-class _Load:
-    built: Path
-    into: Path
-    manifest: Manifest
-    settings: Settings
-    dead_letters: Path | None
-
-    def run(self) -> Loaded:
-        spool = Spool(self.into.parent / "spool", self.settings.logs.spool_bytes_max)
-        states, missing = known_states(self.manifest.live, spool)
-        gone = {file.number for file in self.manifest.files} - {state.number for state in states}
-        parts = segments_of(self.built, self.manifest)
+        spool = Spool(into.parent / "spool", settings.logs.spool_bytes_max)
+        states, missing = known_states(manifest.live, spool)
+        parts = segments_of(built, manifest)
         entries = sum(count for _, count in parts)
-        if Writer.bytes_of(entries) > self.settings.eventstore.map_bytes_max:
+        if Writer.bytes_of(entries) > settings.eventstore.map_bytes_max:
             raise DiskFullError(
-                f"{self.into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
-                "and load again"
+                f"{into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it and "
+                "load again"
             )
-        with storage_errors(self.into):
+        with storage_errors(into):
             for number, (path, _) in enumerate(parts):
-                _link(path, self.into / segment_name(number))
-            sync_directory(self.into)
+                _link(path, into / segment_name(number))
+            sync_directory(into)
+        gone = {file.number for file in manifest.files} - {state.number for state in states}
+        counts = _write_letters(built, manifest, gone, dead_letters)
+        held = with_states(new_manifest(identity_of(settings), counts), states, manifest.next_number)
         listed = [Listed(number, level_of(count, FLUSH_ENTRIES)) for number, (_, count) in enumerate(parts)]
-        manifest = new_manifest(identity_of(self.settings), self._write_letters(gone))
-        manifest = with_states(manifest, states, self.manifest.next_number)
-        segments.write_manifest(self.into, msgspec.structs.replace(manifest, segments=listed))
-        counts, written = manifest.counts, self.dead_letters is not None
+        segments.write_manifest(into, msgspec.structs.replace(held, segments=listed))
+        written = dead_letters is not None
         return Loaded(len(states), counts.primary_events, counts.malformed, entries, written, missing)
 
-    def _write_letters(self, gone: Collection[int]) -> Counts:
-        """The counts, and the position in the dead letters that goes with them: both of the same logs."""
-        live = [file for file in self.manifest.live if file.number not in gone]
-        counts = Counts(sum(file.events for file in live), sum(file.malformed for file in live))
-        if self.dead_letters is None:
-            return counts
-        path = self.dead_letters / LOADED_LETTERS
-        with storage_errors(path):
-            make_directory(self.dead_letters)
-            temporary = path.with_name(LOADING_LETTERS)
-            with temporary.open("wb") as file:
-                file.writelines(letters(self.built, self.manifest, gone))
-                size = file.tell()
-                file.flush()
-                os.fsync(file.fileno())
-            # Later files than this one the reader cuts off: its map does not know of them.
-            replace(temporary, path)
-        return msgspec.structs.replace(counts, dead_letter_offset=size)
+
+def _write_letters(
+    built: Path, manifest: Manifest, gone: Collection[int], dead_letters: Path | None
+) -> Counts:
+    """The counts, and the position in the dead letters that goes with them: both of the same logs."""
+    live = [file for file in manifest.live if file.number not in gone]
+    counts = Counts(sum(file.events for file in live), sum(file.malformed for file in live))
+    if dead_letters is None:
+        return counts
+    path = dead_letters / LOADED_LETTERS
+    with storage_errors(path):
+        make_directory(dead_letters)
+        temporary = path.with_name(LOADING_LETTERS)
+        with temporary.open("wb") as file:
+            file.writelines(letters(built, manifest, gone))
+            size = file.tell()
+            file.flush()
+            os.fsync(file.fileno())
+        # Later files than this one the reader cuts off: its map does not know of them.
+        replace(temporary, path)
+    return msgspec.structs.replace(counts, dead_letter_offset=size)
 
 
 def _link(path: Path, name: Path) -> None:

@@ -52,8 +52,6 @@ LIBRARIES: Final = {
 }
 """What tasks import, and the distribution that brings it."""
 
-_ROOF: Final = tuple(Path("photon", room) for room in ("cli", "cluster", "dev", "recovery"))
-"""The commands and their wiring: no task runs them."""
 _SAID: Final = "jvm.log"
 _NO_PYTHON: Final = "Cannot run program"
 _LOG4J: Final = """\
@@ -156,9 +154,7 @@ def write_packages(directory: Path) -> Path:
         for name in PACKAGES:
             root = package_root(name)
             for source in sorted(root.rglob("*.py")):
-                inside = Path(name, source.relative_to(root))
-                if not any(map(inside.is_relative_to, _ROOF)):
-                    packages.write(source, inside)
+                packages.write(source, Path(name, source.relative_to(root)))
     return path
 
 

@@ -201,7 +201,7 @@ def recover(
 ) -> Report:
     """One run. `tell` hears what is done now. UnavailableError, StorageError, CorruptStateError,
     SparkFailedError: run again, it goes on."""
-    run = _Run(job, registry, clock, tell, checkpoint, sleep)
+    run = _Run(job, registry, clock, tell, checkpoint, sleep, Plans(job.plans))
     with ExitStack() as held:
         finished = run.finish_left(held) if job.apply else 0
         ended = run.ended_lives() if job.apply else set()
@@ -213,55 +213,48 @@ def recover(
         return replace(report, plans_finished=finished, recovered=run.recovered, ended=job.ended)
 
 
+@dataclass(slots=True)
 class _Run:
-    def __init__(
-        self,
-        job: Job,
-        registry: RegistryClient,
-        clock: Clock,
-        tell: Callable[[str], None],
-        checkpoint: Callable[[str], None],
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._job = job
-        self._registry = registry
-        self._clock = clock
-        self._tell = tell
-        self._checkpoint = checkpoint
-        self._sleep = sleep
-        self._plans = Plans(job.plans)
-        self.recovered = self.taken = 0
+    job: Job
+    registry: RegistryClient
+    clock: Clock
+    tell: Callable[[str], None]
+    checkpoint: Callable[[str], None]
+    sleep: Callable[[float], None]
+    plans: Plans
+    recovered: int = 0
+    taken: int = 0
 
     def finish_left(self, held: ExitStack) -> int:
         """Take the plans' lock and finish those of an earlier run; how many those were."""
-        held.enter_context(self._plans)
-        self._plans.tidy()
-        left = list(self._plans.left())
+        held.enter_context(self.plans)
+        self.plans.tidy()
+        left = list(self.plans.left())
         for plan in left:
-            self._tell(f"finishing {plan.name}, which an earlier run has left")
+            self.tell(f"finishing {plan.name}, which an earlier run has left")
             self._finish(plan)
         return len(left)
 
     def recover(self, reading: Reading) -> Report:
-        job = self._job
+        job = self.job
         missing = missing_files(job.outs)
         doubtful_us = max((file.closed_us + CLOSING_US for file in missing), default=-1)
-        self._tell("reading the registry and the joined logs")
-        survey = reading.survey(self._clock.now_us() - int(job.settle_s * 1e6), doubtful_us)
+        self.tell("reading the registry and the joined logs")
+        survey = reading.survey(self.clock.now_us() - int(job.settle_s * 1e6), doubtful_us)
         # After the survey: a life is told of before anything is registered for it.
-        lives = ask_lives(self._registry, survey.losses, named_lives(job.outs), job.gone, job.ended)
-        self._checkpoint("surveyed")
+        lives = ask_lives(self.registry, survey.losses, named_lives(job.outs), job.gone, job.ended)
+        self.checkpoint("surveyed")
         names = [file.file for file in missing]
         refused = refusal(survey, lives, names, job.gone)
-        left = 0 if job.apply else self._plans.count()
+        left = 0 if job.apply else self.plans.count()
         notes = notes_of(survey, left)
         report = Report(job.apply, survey, lives, str(job.inbox), refused, notes=notes, plans_left=left)
         wanted = [one for one in lives if one.wanted]
         if not job.apply or refused is not None or not wanted:
             return report
-        self._tell(f"fencing {len(wanted)} incarnations, or waiting for their leases to run out")
-        answers = fence(self._registry, wanted, self._clock, self._sleep)
-        self._checkpoint("fenced")
+        self.tell(f"fencing {len(wanted)} incarnations, or waiting for their leases to run out")
+        answers = fence(self.registry, wanted, self.clock, self.sleep)
+        self.checkpoint("fenced")
         lives = fenced_now(lives, answers)
         report = replace(report, held=lives, refused=refusal(survey, lives, names, job.gone))
         fenced = [one.loss.incarnation for one in lives if one.recoverable]
@@ -271,8 +264,8 @@ class _Run:
 
     def ended_lives(self) -> set[int]:
         """Those that the outputs tell of and that register nothing any more."""
-        named = sorted(named_lives(self._job.outs))
-        states = self._registry.incarnations(named) if named else []
+        named = sorted(named_lives(self.job.outs))
+        states = self.registry.incarnations(named) if named else []
         return {*compress(named, (state.fenced or state.expires_in_s <= 0 for state in states))}
 
     def settle(self, ended: set[int], report: Report) -> None:
@@ -283,27 +276,27 @@ class _Run:
             for one in report.held
             if one.loss.lost + one.loss.young > report.done.get(one.loss.incarnation, 0)
         }
-        note_settled(self._job.outs, ended - lossy)
-        self._registry.dismiss(sorted(ended - lossy))
+        note_settled(self.job.outs, ended - lossy)
+        self.registry.dismiss(sorted(ended - lossy))
 
     def _after_the_fence(
         self, reading: Reading, fenced: list[int], missing: set[str], report: Report
     ) -> Report:
-        job = self._job
+        job = self.job
         with ended_joiners(job.work, job.outs) as tails:
-            self._checkpoint("tails mended")
-            self._tell("reading the joined logs again, and the inputs")
+            self.checkpoint("tails mended")
+            self.tell("reading the joined logs again, and the inputs")
             lost = reading.lost(fenced)
-            self._checkpoint("read again")
+            self.checkpoint("read again")
         taken_away = sorted({file.file for file in missing_files(job.outs)} - missing)
         refused = reread_refusal(lost.untold, taken_away)
         if refused is not None:
             return replace(report, refused=refused)
         before, done = self.taken, Counter[int]()
         for events in lost.events():
-            self._tell(f"releasing {events.count:,} events")
-            plan = self._plans.write(events, job.inbox, self._checkpoint)
-            self._checkpoint("planned")
+            self.tell(f"releasing {events.count:,} events")
+            plan = self.plans.write(events, job.inbox, self.checkpoint)
+            self.checkpoint("planned")
             self._finish(plan)
             done += events_of(plan.ids, plan.tokens, plan.counts)
         return replace(
@@ -317,14 +310,14 @@ class _Run:
 
     def _finish(self, plan: Plan) -> None:
         """From wherever it stands; again does no harm."""
-        part = partial(self._checkpoint, "some released")
-        outcomes = release(self._registry, plan, self._clock, self._sleep, part)
-        self._checkpoint("released")
+        part = partial(self.checkpoint, "some released")
+        outcomes = release(self.registry, plan, self.clock, self.sleep, part)
+        self.checkpoint("released")
         if after_release(outcomes) is Step.INJECT:
-            self._plans.inject(plan, self._checkpoint)
-            self._checkpoint("injected")
-        self._plans.forget(plan)
-        self._checkpoint("forgotten")
+            self.plans.inject(plan, self.checkpoint)
+            self.checkpoint("injected")
+        self.plans.forget(plan)
+        self.checkpoint("forgotten")
         others = taken(plan.ids, outcomes)
         self.recovered += plan.events - others
         self.taken += others

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -49,38 +49,11 @@ _ALONE_BYTES: Final = 16 << 20
 _WORKERS_MAX: Final = 16
 
 
-class Engine(Protocol):
-    """Rows are read when `spread` returns, as far as files and registry had them then."""
-
-    def spread(self, logs: LogSet, stage: str) -> None: ...
-
-    def spread_plan(self, plan: Sequence[Any], work: Callable[[Any], Iterator[Any]], stage: str) -> set[int]:
-        """A task for each item. The incarnations (signed) of backfills among registered rows."""
-        ...
-
-    def spread_export(self, directory: str, stage: str) -> tuple[int, list[int]]:
-        """An export's ids; when its scan began, and its shards' boundaries (us)."""
-        ...
-
-    def existing(self, paths: Sequence[str]) -> list[str]:
-        """Without patterns, and those that match nothing."""
-        ...
-
-    def move(self, source: str, work: Work, target: str) -> None:
-        """What `work` makes of the buckets of one stage are rows of another."""
-        ...
-
-    def judge(self, work: Work) -> tuple[list[Total], list[Loser]]:
-        """Of the buckets by id; the accounts are kept for `write`."""
-        ...
-
-    def write(self, directory: str, leases: dict[int, str]) -> None:
-        """The accounts' details as Parquet, partitioned by verdict."""
-        ...
-
-
 class Here:
-    """A context. So many buckets in a scratch directory; several workers are processes of their own."""
+    """A context. So many buckets in a scratch directory; several workers are processes of their own.
+
+    Rows are read when `spread` returns, as far as files and registry had them then.
+    """
 
     def __init__(self, scratch: Path, buckets: int, workers: int) -> None:
         self._scratch, self._buckets, self._workers = scratch, buckets, workers
@@ -117,23 +90,28 @@ class Here:
             self.spread_plan([file.name for file in log_files(tables)[0]], partial(_of_table, rows), stage)
 
     def spread_plan(self, plan: Sequence[Any], work: Callable[[Any], Iterator[Any]], stage: str) -> set[int]:
+        """A task for each item. The incarnations (signed) of backfills among registered rows."""
         found = self._map(partial(_spread, work), plan, stage)
         return {one for told in found for one in told}
 
     def spread_export(self, directory: str, stage: str) -> tuple[int, list[int]]:
+        """An export's ids; when its scan began, and its shards' boundaries (us)."""
         ids, shards = Path(directory, "ids"), Path(directory, "shards")
         self.spread_plan(sorted(map(str, ids.glob("*.parquet"))), _of_export, stage)
         told = pa.parquet.read_table(shards).to_pylist()
         return told[0]["began_us"], [row["boundary_us"] for row in told]
 
     def existing(self, paths: Sequence[str]) -> list[str]:
+        """Without patterns, and those that match nothing."""
         return list(paths)
 
     def move(self, source: str, work: Work, target: str) -> None:
+        """What `work` makes of the buckets of one stage are rows of another."""
         buckets = [self._scratch / source / str(number) for number in range(self._buckets)]
         self._map(partial(_spread, partial(_worked, work)), buckets, target)
 
     def judge(self, work: Work) -> tuple[list[Total], list[Loser]]:
+        """Of the buckets by id; the accounts are kept for `write`."""
         totals: list[Total] = []
         losers: list[Loser] = []
         buckets = [self._scratch / BY_ID / str(number) for number in range(self._buckets)]
@@ -143,6 +121,7 @@ class Here:
         return totals, losers
 
     def write(self, directory: str, leases: dict[int, str]) -> None:
+        """The accounts' details as Parquet, partitioned by verdict."""
         Path(directory).mkdir(parents=True)
         accounts = [self._scratch / BY_ID / str(number) / _ACCOUNTS for number in range(self._buckets)]
         list(self._each(partial(_write, Path(directory), leases), accounts))

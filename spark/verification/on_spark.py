@@ -32,7 +32,7 @@ _DETAILS: Final = from_arrow_schema(details(ACCOUNT_SCHEMA.empty_table(), {}).sc
 
 
 class OnSpark:
-    """spark.verification.engines.Engine. A context; SparkFailedError where a job fails (spark_failures)."""
+    """As spark.verification.engines.Here. A context; SparkFailedError where a job fails (spark_failures)."""
 
     def __init__(self, session: SparkSession, log_bytes: int) -> None:
         self._session = session

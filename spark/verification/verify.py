@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from idregistry.client import RegistryAt
 from joiner.adapter import keeps_default_line, load_adapter
@@ -29,9 +29,13 @@ from spark.registered import (
 )
 from spark.verification import facts
 from spark.verification.accounts import Terms, against_logs, judged
-from spark.verification.engines import BY_ID, BY_PRIMARY, Engine, Here
+from spark.verification.engines import BY_ID, BY_PRIMARY, Here
 from spark.verification.rules import SETTLE_S, Asked, Loser, Report, Span, make_report, most_lost
 
+if TYPE_CHECKING:
+    from spark.verification.on_spark import OnSpark
+
+Engine: TypeAlias = "Here | OnSpark"
 HERE_BYTES_MAX: Final = 4 << 30
 """Logs of more than that are verified on Spark."""
 
