@@ -31,7 +31,7 @@ from photon.logs.files import Chunk
 from photon.logs.formats import ForeignBatch, Malformed
 from spark.backfill.job import FILES_MAX, OFFSET_MAX, LogInput
 from spark.reading.events import parsed_logs
-from spark.reading.lines import ChunkParser, LogFile, Parse, fixed_binary
+from spark.reading.lines import ChunkParser, LogFile, LogSet, Parse, fixed_binary
 from spark.reading.paths import escaped, is_uri
 from spark.session import map_in_arrow
 
@@ -87,7 +87,9 @@ def rows_of(
         files = [LogFile(log.name, log.size, 0, number) for number, log in numbered if not is_uri(log.name)]
         uris = [escaped(log.name) for log in logs if is_uri(log.name)]
         numbers = {_known_as(log.name): number for number, log in numbered}
-        return parsed_logs(session, files, uris, settings, lambda: make(numbers), schema, unended=True)
+        return parsed_logs(
+            session, files, LogSet(uris, settings, lambda: make(numbers), unended=True), schema
+        )
 
     named = read(foreign, len(primary), lambda _: _hash_rows(settings), "hashes binary")
     needed = write_filter(named, scratch)

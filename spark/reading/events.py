@@ -14,24 +14,23 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from joiner.output_files import PARQUET
-from photon.core.settings import Settings
 from photon.logs.files import Chunk
 from photon.logs.packed import is_packed
 from spark.reading.lines import (
     LogFile,
     LogSet,
-    MakeParse,
     Range,
     chunks_of,
     is_object,
@@ -52,59 +51,38 @@ _OPEN_COST_BYTES: Final = 4 << 20  # Spark makes smaller splits only if its sett
 def parsed(session: SparkSession, logs: LogSet, schema: str | StructType) -> DataFrame:
     """What becomes of the lines of logs, as rows of `schema`.
 
-    Blank lines are left out. Every job reads local files to where they ended when this was called.
-    StorageError.
+    Blank lines are left out. Every job reads local files to where they ended when this was called; any number
+    of tasks reads a file of lines, one a file of Parquet. StorageError.
     """
-    files, uris = log_files(logs.paths)
-    return parsed_logs(session, files, uris, logs.settings, logs.make, schema, logs.unended)
+    lines, tables = logs.apart()
+    files, uris = log_files(lines.paths)
+    found = parsed_logs(session, files, replace(lines, paths=uris), schema)
+    if not tables.paths:
+        return found
+    files, uris = log_files(tables.paths)
+    found = found.unionByName(
+        run(session, [file.name for file in files], partial(rows_of_parquet, tables), schema)
+    )
+    if not uris:
+        return found
+
+    def of_contents(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for content in batch.column(0):
+                yield from rows_of_parquet(tables, pa.BufferReader(content.as_buffer()))
+
+    return found.unionByName(map_in_arrow(_contents(session, uris).select("content"), of_contents, schema))
 
 
 def parsed_logs(
-    session: SparkSession,
-    files: Sequence[LogFile],
-    uris: Sequence[str],
-    settings: Settings,
-    make: MakeParse,
-    schema: str | StructType,
-    unended: bool,
+    session: SparkSession, files: Sequence[LogFile], remote: LogSet, schema: str | StructType
 ) -> DataFrame:
-    """As `parsed`, of local files and of what Spark reads."""
-
-    def work(ranges: list[Range]) -> Iterator[Any]:
-        return rows_of_ranges(ranges, make, settings, unended)
-
-    read = run(session, plan(session, files), work, schema)
-    if not uris:
+    """As `parsed`, of lines: local files, and the paths of `remote`, which Spark reads."""
+    read = run(session, plan(session, files), partial(rows_of_ranges, remote), schema)
+    if not remote.paths:
         return read
-    remote = _read_by_spark(session, uris, settings, make, schema, unended)
-    return read.unionByName(remote) if files else remote
-
-
-def parsed_joined(session: SparkSession, logs: LogSet, schema: str | StructType) -> DataFrame:
-    """As `parsed`, of joined logs: any number of tasks for lines, one for each file of Parquet."""
-    tables = [path for path in logs.paths if path.endswith(PARQUET)]
-    lines = [path for path in logs.paths if not path.endswith(PARQUET)]
-    found = parsed(session, replace(logs, paths=lines), schema)
-    if not tables:
-        return found
-    files, uris = log_files(tables)
-    make = logs.make_for_parquet or logs.make
-
-    def of_file(name: str) -> Iterator[Any]:
-        yield from rows_of_parquet(make(), name)
-
-    def of_contents(batches: Iterable[Any]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        parse = make()
-        for batch in batches:
-            for row in range(batch.num_rows):
-                yield from rows_of_parquet(parse, pa.BufferReader(batch.column(0)[row].as_buffer()))
-
-    found = found.unionByName(run(session, [file.name for file in files], of_file, schema))
-    if not uris:
-        return found
-    return found.unionByName(map_in_arrow(_contents(session, uris).select("content"), of_contents, schema))
+    by_spark = _read_by_spark(session, remote, schema)
+    return read.unionByName(by_spark) if files else by_spark
 
 
 def plan(session: SparkSession, files: Sequence[LogFile]) -> list[list[Range]]:
@@ -144,28 +122,19 @@ def _contents(session: SparkSession, paths: Sequence[str]) -> DataFrame:
     return session.read.format("binaryFile").load(list(paths))
 
 
-def _read_by_spark(
-    session: SparkSession,
-    uris: Sequence[str],
-    settings: Settings,
-    make: MakeParse,
-    schema: str | StructType,
-    unended: bool,
-) -> DataFrame:
-    files = _contents(session, uris).select("path", "length").collect()
+def _read_by_spark(session: SparkSession, logs: LogSet, schema: str | StructType) -> DataFrame:
+    files = _contents(session, logs.paths).select("path", "length").collect()
     whole = [file.path for file in files if file.path.endswith(".zst")]
     large = min(_split_bytes_max(session), _OPEN_COST_BYTES)
     parts = []
     if len(whole) < len(files):
-        split = [escaped(file.path) for file in files if file.path not in whole] if whole else uris
+        split = [escaped(file.path) for file in files if file.path not in whole] if whole else logs.paths
         lines = _ended_lines(session, split)
         bases = _bases(lines) if any(file.length > large for file in files) else {}
-        parts.append(
-            map_in_arrow(lines, _of_lines(make, bases, settings.logs.line_bytes_max, unended), schema)
-        )
+        parts.append(map_in_arrow(lines, _of_lines(logs, bases), schema))
     if whole:
         contents = _contents(session, list(map(escaped, whole))).select("path", "content")
-        parts.append(map_in_arrow(contents, _of_whole_files(make, settings, unended), schema))
+        parts.append(map_in_arrow(contents, _of_whole_files(logs), schema))
     if not parts:
         return session.createDataFrame([], schema)
     return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
@@ -196,11 +165,9 @@ def _bases(lines: DataFrame) -> dict[tuple[str, int], int]:
     return bases
 
 
-def _of_lines(
-    make: MakeParse, bases: Mapping[tuple[str, int], int], line_bytes_max: int, unended: bool
-) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def _of_lines(logs: LogSet, bases: Mapping[tuple[str, int], int]) -> Callable[[Iterable[Any]], Iterator[Any]]:
     def rows(batches: Iterable[Any]) -> Iterator[Any]:
-        parse = make()
+        parse = logs.make()
         at, offset = ("", -1), 0
         for batch in batches:
             for low, high in _runs(batch):
@@ -208,9 +175,9 @@ def _of_lines(
                 if (path, split) != at:
                     at, offset = (path, split), bases.get((path, split), 0)
                 size = None if is_packed(path) else batch.column(3)[low].as_py()
-                for chunk in _chunks(batch.column(0)[low:high], offset, line_bytes_max):
+                for chunk in _chunks(batch.column(0)[low:high], offset, logs.settings.logs.line_bytes_max):
                     offset = chunk.end
-                    kept = chunk if size is None or offset <= size else _to_size(chunk, size, unended)
+                    kept = chunk if size is None or offset <= size else _to_size(chunk, size, logs.unended)
                     yield from parse(unquote(path), "", kept)
 
     return rows
@@ -247,11 +214,9 @@ def _to_size(chunk: Chunk, size: int, unended: bool) -> Chunk:
     return Chunk(chunk.start, chunk.start + start, chunk.data[:start])
 
 
-def _of_whole_files(
-    make: MakeParse, settings: Settings, unended: bool
-) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def _of_whole_files(logs: LogSet) -> Callable[[Iterable[Any]], Iterator[Any]]:
     def rows(batches: Iterable[Any]) -> Iterator[Any]:
-        parse = make()
+        parse = logs.make()
         for batch in batches:
             for row in range(batch.num_rows):
                 name = batch.column(0)[row].as_py()
@@ -260,7 +225,7 @@ def _of_whole_files(
                     copy.write(batch.column(1)[row].as_buffer())
                     copy.flush()
                     file = local_file(copy.name)
-                    for path, chunk in chunks_of(Range(file, 0, file.size), settings.logs, unended):
+                    for path, chunk in chunks_of(Range(file, 0, file.size), logs.settings.logs, logs.unended):
                         yield from parse(name, path, chunk)
 
     return rows

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from joiner.joined_lines import parquet_lines
+from joiner.output_files import PARQUET
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.settings import Logs, Settings
@@ -63,7 +64,7 @@ class LogSet:
 
     `paths` as in spark.reading.paths; `make` is called once in each task, and parses chunks. `unended`: a
     last line without its newline counts if it is a JSON object, as it always does in an archive.
-    `make_for_parquet`: for joined logs that are Parquet, if that makes a difference.
+    `make_for_parquet`: for joined logs, which may be Parquet.
     """
 
     paths: Sequence[str]
@@ -71,6 +72,14 @@ class LogSet:
     make: MakeParse
     unended: bool
     make_for_parquet: MakeParse | None = None
+
+    def apart(self) -> "tuple[LogSet, LogSet]":
+        """Those of lines, and those of Parquet."""
+        if self.make_for_parquet is None:
+            return self, replace(self, paths=[])
+        tables = [path for path in self.paths if path.endswith(PARQUET)]
+        lines = [path for path in self.paths if not path.endswith(PARQUET)]
+        return replace(self, paths=lines), replace(self, paths=tables, make=self.make_for_parquet)
 
 
 def local_file(name: str) -> LogFile:
@@ -235,7 +244,9 @@ def fixed_binary(column: bytes, width: int = ID_BYTES) -> Any:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(column)])
 
 
-def rows_of_parquet(parse: Parse, source: Any) -> Iterator[Any]:
+def rows_of_parquet(logs: LogSet, source: Any) -> Iterator[Any]:
+    """What becomes of the rows of one file, as lines."""
+    parse = logs.make()
     for data in parquet_lines(source):
         yield from parse("", "", Chunk(0, len(data), data))
 
@@ -252,11 +263,9 @@ def log_files(paths: Sequence[str]) -> tuple[list[LogFile], list[str]]:
     return files, [path for path in paths if names[path] is None]
 
 
-def rows_of_ranges(
-    ranges: Sequence[Range], make: MakeParse, settings: Settings, unended: bool
-) -> Iterator[Any]:
-    """What `make` makes of the lines of the ranges. StorageError as chunks_of."""
-    parse = make()
+def rows_of_ranges(logs: LogSet, ranges: Sequence[Range]) -> Iterator[Any]:
+    """What becomes of the lines of the ranges. StorageError as chunks_of."""
+    parse = logs.make()
     for one in ranges:
-        for path, chunk in chunks_of(one, settings.logs, unended):
+        for path, chunk in chunks_of(one, logs.settings.logs, logs.unended):
             yield from parse(one.file.name, path, chunk)

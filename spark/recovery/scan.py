@@ -26,7 +26,7 @@ from photon.core.settings import Settings
 from photon.logs.files import Chunk
 from photon.logs.formats import ForeignBatch
 from spark.options import SCAN_TIMEOUT_S
-from spark.reading.events import parsed, parsed_joined
+from spark.reading.events import parsed
 from spark.reading.lines import ChunkParser, LogSet, Parse, fixed_binary, for_joined, is_object
 from spark.reading.paths import existing, input_paths, output_paths
 from spark.recovery.rules import Loss, LostEvents, Survey
@@ -88,8 +88,9 @@ def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings)
     UsageError for settings by which joined lines do not tell their foreign event.
     """
     check_told(settings)
-    logs = LogSet(paths, for_joined(settings), partial(_key_rows, settings), unended=True)
-    return parsed_joined(session, logs, KEYS)
+    make = partial(_key_rows, settings)
+    logs = LogSet(paths, for_joined(settings), make, unended=True, make_for_parquet=make)
+    return parsed(session, logs, KEYS)
 
 
 def check_told(settings: Settings) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from joiner.output_files import PARQUET
 from spark.reading.lines import (
     LogSet,
     log_files,
@@ -81,13 +79,12 @@ class Here:
         self._held.close()
 
     def spread(self, logs: LogSet, stage: str) -> None:
-        tables = [path for path in logs.paths if path.endswith(PARQUET)]
-        files, _ = log_files([path for path in logs.paths if not path.endswith(PARQUET)])
+        lines, tables = logs.apart()
+        files, _ = log_files(lines.paths)
         tasks = tasks_of(files, split_bytes(files, _SPLIT_BYTES, self._workers))
-        self.spread_plan(tasks, partial(_of_lines, logs), stage)
-        if tables:
-            rows = replace(logs, make=logs.make_for_parquet or logs.make)
-            self.spread_plan([file.name for file in log_files(tables)[0]], partial(_of_table, rows), stage)
+        self.spread_plan(tasks, partial(rows_of_ranges, lines), stage)
+        names = [file.name for file in log_files(tables.paths)[0]]
+        self.spread_plan(names, partial(rows_of_parquet, tables), stage)
 
     def spread_plan(self, plan: Sequence[Any], work: Callable[[Any], Iterator[Any]], stage: str) -> set[int]:
         """A task for each item. The incarnations (signed) of backfills among registered rows."""
@@ -137,14 +134,6 @@ class Here:
 
 def _call(spread: Callable[..., Any], arguments: tuple[Any, "_Place"]) -> Any:
     return spread(*arguments)
-
-
-def _of_lines(logs: LogSet, ranges: Any) -> Iterator[Any]:
-    return rows_of_ranges(ranges, logs.make, logs.settings, logs.unended)
-
-
-def _of_table(logs: LogSet, name: str) -> Iterator[Any]:
-    return rows_of_parquet(logs.make(), name)
 
 
 def _of_export(name: str) -> Iterator[Any]:

@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from joiner.output_files import PARQUET
-from spark.reading.events import parsed, parsed_joined, run
+from spark.reading.events import parsed, run
 from spark.reading.lines import LogSet, log_files
 from spark.reading.paths import existing
 from spark.registered import read_export
@@ -49,8 +48,7 @@ class OnSpark:
         self._kept.close()
 
     def spread(self, logs: LogSet, stage: str) -> None:
-        read = parsed_joined if any(path.endswith(PARQUET) for path in logs.paths) else parsed
-        self._frames[stage].append(read(self._session, logs, ROW))
+        self._frames[stage].append(parsed(self._session, logs, ROW))
         if log_files(logs.paths)[1]:  # local files are read to where they end now in any case
             self._keep(self._frames[stage].pop(), stage)
 

@@ -1,6 +1,5 @@
 """What verification takes from logs of every kind, against what Photon reads."""
 
-import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,15 +68,14 @@ def rows_of(source, session, *paths, settings=None):
 
     logs = getattr(sources, source)(input_paths([str(path) for path in paths]), settings or Settings())
     if session is not None:
-        from spark.reading.events import parsed, parsed_joined
+        from spark.reading.events import parsed
         from spark.verification.on_spark import ROW
 
-        return (parsed_joined if source == "joined_logs" else parsed)(session, logs, ROW).collect()
-    files, _ = log_files(logs.paths)
-    tables = [file for file in files if file.name.endswith(".parquet")]
-    batches = [batch for file in tables for batch in rows_of_parquet(logs.make_for_parquet(), file.name)]
-    for ranges in tasks_of([file for file in files if file not in tables], 1 << 20):
-        batches += rows_of_ranges(ranges, logs.make, logs.settings, logs.unended)
+        return parsed(session, logs, ROW).collect()
+    lines, tables = logs.apart()
+    batches = [batch for file in log_files(tables.paths)[0] for batch in rows_of_parquet(tables, file.name)]
+    for ranges in tasks_of(log_files(lines.paths)[0], 1 << 20):
+        batches += rows_of_ranges(lines, ranges)
     return [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
 
 
@@ -259,12 +257,3 @@ def test_what_parquet_does_not_tell_apart_is_alike_only_to_parquet(one, other, a
 
     assert (canonical(one, loosely=True) == canonical(other, loosely=True)) is alike
     assert canonical(one, loosely=False) != canonical(other, loosely=False)
-
-
-@pytest.mark.parametrize(
-    "name", ["10.0.0.1:42-0.jsonl", "a b[1]{x,y}.jsonl", "p%20q#?*\\.jsonl", "ü.jsonl.gz"]
-)
-def test_files_with_awkward_names_are_read(place, tmp_path, name):
-    content = lines_of(foreign(1, "q")) + b"\n" + lines_of(foreign(2, "q"))
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert [row.id for row in rows_of("foreign_logs", place, tmp_path)] == ["1", "2"]
