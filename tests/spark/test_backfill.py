@@ -6,7 +6,6 @@ import shutil
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -349,19 +348,3 @@ def test_a_log_that_is_replaced_while_it_is_read_ends_the_job(run, order, tmp_pa
     with pytest.raises(UsageError, match="not the log"):
         run(order)
     assert not joined_ids(order)
-
-
-def test_two_datacenters_over_the_same_logs_join_each_event_once(run, order, tmp_path):
-    write_logs(tmp_path, [(f"c{n}",) for n in range(20)])
-    run(order)
-    other = run(replace(order, place=replace(order.place, datacenter="older")))
-    assert fates(other) == {"foreign_events": 20, "duplicate": 20}
-    assert set(joined_ids(order).values()) == {1}
-
-
-def test_the_order_names_logs_that_are_there(run, order, tmp_path):
-    write_logs(tmp_path, [("a",)])
-    shutil.rmtree(tmp_path / "logs/queries")
-    with pytest.raises(UsageError, match="queries"):
-        run(order)
-    assert not Path(order.place.home, "job.json").exists()

@@ -1,6 +1,7 @@
 """`photon backfill` as a person calls it, where it says no."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,7 @@ def no_spark(monkeypatch):
 def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, changed, message):
     status, line = said(**changed)
     assert (status, message in line) == (2, True), line
+    assert not Path("out/.photon-backfill/backfill/job.json").exists()
 
 
 @pytest.mark.parametrize(

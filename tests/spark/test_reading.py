@@ -13,6 +13,7 @@ from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary, Settings
 from photon.logs.formats import JsonLines
 from spark.reading.lines import Range, chunks_of, local_file
+from spark.reading.paths import escaped
 from tests.spark.test_spark_sources import LINES
 
 pytestmark = pytest.mark.spark
@@ -77,7 +78,7 @@ def small_splits(session):
     session.conf.unset("spark.sql.files.maxPartitionBytes")
 
 
-def check_against_parser(rows, data, path):
+def check_against_parser(rows, data):
     batch = JsonLines(Primary(), Foreign(), IdPacker()).parse_foreign(data)
     events = [row for row in rows if row.reason is None]
     assert b"".join(bytes(row.id) for row in events) == batch.ids
@@ -88,47 +89,11 @@ def check_against_parser(rows, data, path):
     assert [data[row.start : row.start + row.length] for row in events] == batch.lines
     bad = [(row.start, bytes(row.line), row.reason) for row in rows if row.reason is not None]
     assert bad == [(one.start, one.line, one.reason) for one in batch.malformed]
-    assert {row.path for row in rows} == {str(path)}
 
 
-def test_every_line_is_what_the_parser_makes_of_it_and_where_it_stands(session, tmp_path):
-    path = tmp_path / "clicks {1} *.jsonl"
-    data = b"\n".join(LINES) + b"\n"
-    path.write_bytes(data)
-    rows = read(session, path)
-    check_against_parser(rows, data, path)
-    assert any(row.reason for row in rows)
-
-
-def test_a_file_larger_than_a_split_is_read_by_several_tasks_and_each_line_once(
-    session, tmp_path, small_splits
-):
-    path = tmp_path / "clicks.jsonl"
-    data = b"\n".join(LINES) + b"\n"
-    path.write_bytes(data)
-    check_against_parser(read(session, path), data, path)
-    assert frame_of(session, spark_paths(path)).rdd.getNumPartitions() > 10
-
-
-def as_uris(*paths):
+def as_uri(path):
     """As a user names what Spark is to read: with a glob of Spark's own."""
-    return [f"file://{path.parent}/{path.name[:-1]}[{path.name[-1]}]" for path in paths]
-
-
-def read_by_spark(session, *paths, **more):
-    rows = frame_of(session, as_uris(*paths), **more).collect()
-    return sorted(rows, key=lambda row: (row.path, row.start))
-
-
-def test_what_spark_reads_is_parsed_alike_in_one_split_and_in_many(session, tmp_path, small_splits):
-    path = tmp_path / "clicks 1%.jsonl"
-    data = b"\n".join(LINES) + b"\n"
-    path.write_bytes(data)
-    rows = read_by_spark(session, path)
-    check_against_parser(rows, data, f"file:{path}" if rows[0].path.startswith("file:/w") else rows[0].path)
-    assert rows[0].path.endswith(str(path))
-    session.conf.unset("spark.sql.files.maxPartitionBytes")
-    check_against_parser(read_by_spark(session, path), data, rows[0].path)
+    return f"file://{path.parent}/{escaped(path.name[:-1])}[{path.name[-1]}]"
 
 
 def clicks(count, first=0):
@@ -137,17 +102,28 @@ def clicks(count, first=0):
     ]
 
 
-def exactly(path):
-    """As input_paths names a local file."""
-    return f"file://{path}"
-
-
 def check_both_ways(session, path, data, **more):
     """Read by Python and by Spark: what the parser makes of `data`."""
-    for uri in [exactly(path), *as_uris(path)]:
+    for uri in [*spark_paths(path), as_uri(path)]:
         rows = frame_of(session, [uri], **more).collect()
         rows.sort(key=lambda row: row.start)
-        check_against_parser(rows, data, rows[0].path)
+        check_against_parser(rows, data)
+        assert all(row.path.endswith(str(path)) for row in rows)
+
+
+@pytest.mark.parametrize("split", ["128m", "100b"])
+def test_every_line_is_what_the_parser_makes_of_it_and_where_it_stands_in_one_split_and_in_many(
+    session, tmp_path, split
+):
+    path = tmp_path / "clicks {1} 1%.jsonl"
+    data = b"\n".join(LINES) + b"\n"
+    path.write_bytes(data)
+    session.conf.set("spark.sql.files.maxPartitionBytes", split)
+    try:
+        check_both_ways(session, path, data)
+        assert (frame_of(session, spark_paths(path)).rdd.getNumPartitions() > 10) == (split == "100b")
+    finally:
+        session.conf.unset("spark.sql.files.maxPartitionBytes")
 
 
 @pytest.mark.parametrize("tail", [b'{"id":"last","primary_id":"p","ts_us":9}', b'{"id":"torn'])
@@ -184,7 +160,7 @@ def test_a_line_beyond_the_bound_is_malformed_and_the_rest_goes_on(session, tmp_
     long = b'{"id":"long","primary_id":"p","ts_us":1,"x":"' + b"x" * 9000 + b'"}'
     path = tmp_path / "clicks.jsonl"
     path.write_bytes(b"\n".join([*clicks(2), long, *clicks(100, first=2), long]) + b"\n")
-    for uri in [exactly(path), *as_uris(path)]:
+    for uri in [*spark_paths(path), as_uri(path)]:
         rows = frame_of(session, [uri], settings).collect()
         assert sorted(bytes(row.line) for row in rows if row.reason is None) == sorted(clicks(102))
         bad = [row for row in rows if row.reason]
@@ -196,7 +172,7 @@ def test_what_a_log_gained_since_it_was_listed_is_not_read(session, tmp_path):
     path = tmp_path / "clicks.jsonl"
     whole = b"\n".join(clicks(3)) + b"\n"
     path.write_bytes(whole + b'{"id":"begun"')
-    frame = frame_of(session, [exactly(path)], unended=True)
+    frame = frame_of(session, spark_paths(path), unended=True)
     with path.open("ab") as log:
         log.write(b',"primary_id":"p","ts_us":1}\n' + clicks(1)[0] + b"\n")
     assert sorted(bytes(row.line) for row in frame.collect()) == clicks(3)

@@ -1,4 +1,4 @@
-"""What the registry adds, on a real one: every kind of fault planted, and a plain Spark join as the truth."""
+"""What the registry adds, on a real one: every kind of fault planted."""
 
 import json
 import random
@@ -123,49 +123,11 @@ def answer(place, planted, registry):
 def test_each_planted_fault_gets_its_verdict(planted, answer):
     verdicts = {id_: row.verdict for id_, row in answer[1].items()}
     assert verdicts == planted.expected
-    assert len(set(planted.expected.values())) == 13
-
-
-def test_everything_adds_up(planted, answer):
-    counts = answer[0].counts
-    outside = ("foreign_events", "alien", "other_inputs", "joined_unreadable", "dead_letters_unreadable")
-    inside = sum(n for name, n in counts.items() if name not in (*outside, "other_registered"))
-    assert counts["foreign_events"] == inside == len(planted.lines)
-    assert counts["malformed"] == sum(isinstance(line, bytes) for line in planted.lines)
     of_expected = Counter(planted.expected.values())
+    assert len(of_expected) == 13
+    counts = answer[0].counts
     assert {name: counts[name] for name in of_expected} == of_expected
-    assert counts["other_registered"] == 0
-
-
-@pytest.mark.spark
-def test_a_plain_join_of_spark_finds_the_same(session, planted, answer):
-    """Nothing of the checker: Spark reads the JSON, SQL joins it with what was committed."""
-    from pyspark.sql import functions as F
-
-    logs = planted.logs
-    clicks = session.read.json(str(logs.directory / "clicks")).where("primary_id IS NOT NULL")
-    out = session.read.json(str(logs.out / "joined" / "*")).select("id", "primary")
-    held = [(e["id"], how) for how, events in planted.held.items() for e in events]
-    ids = clicks.select("id", "primary_id").distinct()
-    registered = session.createDataFrame(held, "id string, how string")
-    times = out.groupBy("id").agg(F.count("*").alias("times"))
-    table = ids.join(registered, "id", "left").join(times, "id", "left").na.fill(0, ["times"])
-    told = {verdict: set() for verdict in ("lost", "in_flight", "unregistered", "joined_twice")}
-    for id_, row in answer[1].items():
-        told.setdefault(row.verdict, set()).add(id_)
-    truth = {
-        "lost": table.where("times = 0 AND how IN ('old', 'live', 'over')"),
-        "in_flight": table.where("times = 0 AND how IN ('now', 'backfill')"),
-        "unregistered": table.where("times = 1 AND how IS NULL"),
-        "joined_twice": table.where("times > 1"),
-    }
-    for verdict, rows in truth.items():
-        assert {row.id for row in rows.collect()} == told[verdict], verdict
-        assert told[verdict]
-    queries = session.read.json(str(logs.directory / "queries")).select(F.struct("*").alias("primary"))
-    once = out.join(times.where("times = 1"), "id").join(ids.where("primary_id != 'gone'"), "id")
-    right = once.where("primary.id = primary_id").join(queries, "primary", "left_semi")
-    assert {row.id for row in right.collect()} == told["joined"] | told["unregistered"]
+    assert (counts["foreign_events"], counts["other_registered"]) == (len(planted.lines), 0)
 
 
 def test_details_name_the_joiner_that_lost_an_event_and_its_lease(planted, answer):
