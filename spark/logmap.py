@@ -26,6 +26,7 @@ import pyarrow as pa
 from pyspark import StorageLevel, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from eventstore import built_map
 from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
@@ -41,7 +42,7 @@ from photon.logs.formats import Malformed, PrimaryBatch
 from photon.logs.packed import is_packed
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from spark.reading.events import plan, run
-from spark.reading.lines import ChunkParser, LogFile, Range, chunks_of, fixed_binary
+from spark.reading.lines import ChunkParser, LogFile, Range, batch_of, chunks_of, fixed_binary
 from spark.reading.paths import check_name, input_paths, local_name
 from spark.session import map_in_arrow, spark_failures
 
@@ -52,7 +53,16 @@ ENTRY: Final = 0
 LETTER: Final = 1
 FACT: Final = 2
 
-SCHEMA: Final = "kind int, file int, hash binary, a long, b long, text binary"
+_ROWS: Final = pa.schema(
+    {
+        "kind": pa.int32(),
+        "file": pa.int32(),
+        "hash": pa.binary(),
+        "a": pa.int64(),
+        "b": pa.int64(),
+        "text": pa.binary(),
+    }
+)
 PART_SCHEMA: Final = "name string, entries long, part int"
 """Of what was written; files go in the order of the parts."""
 
@@ -287,14 +297,14 @@ def _has_gained(name: str, offset: int, size: int, settings: Logs) -> bool:
 
 
 def rows_of(session: SparkSession, files: Sequence[LogFile], settings: Settings) -> DataFrame:
-    """What is in the files from their starts on, as rows of SCHEMA."""
+    """What is in the files from their starts on, as rows of _ROWS."""
 
     def work(ranges: list[Range]) -> Iterator[Any]:
         parser = ChunkParser(settings, foreign=False)
         for one in ranges:
             yield from _Rows(one).batches(parser, settings)
 
-    return run(session, plan(session, files), work, SCHEMA)
+    return run(session, plan(session, files), work, from_arrow_schema(_ROWS))
 
 
 class _Rows:
@@ -312,14 +322,14 @@ class _Rows:
             yield from self._of_chunk(batch, chunk)
             facts = self._facts(path, chunk.end)  # now: the copy of an archive goes with its last chunk
         if facts is not None:
-            yield self._rows(FACT, None, [msgspec.msgpack.encode(facts)], a=[None])
+            yield self._rows(FACT, 1, text=[msgspec.msgpack.encode(facts)])
 
     def _of_chunk(self, batch: PrimaryBatch, chunk: Chunk) -> Iterator[Any]:
         if batch.lines:
             self._events += len(batch.lines)
             lengths = np.fromiter(map(len, batch.lines), np.int64, len(batch.lines))
             hashes = fixed_binary(hash_ids(batch.ids).astype(">u8").tobytes(), 8)
-            yield self._rows(ENTRY, hashes, a=batch.starts + chunk.start, b=lengths)
+            yield self._rows(ENTRY, len(lengths), hash=hashes, a=batch.starts + chunk.start, b=lengths)
         if batch.malformed:
             yield self._letter_rows(batch.malformed, chunk.start)
 
@@ -329,7 +339,7 @@ class _Rows:
         letters = [DeadLetter(Fate.MALFORMED, one.reason, one.line, name, start + one.start) for one in bad]
         lines = [dead_letter_lines([letter]) for letter in letters]
         self._letter_bytes += sum(map(len, lines))
-        return self._rows(LETTER, None, a=[one.offset for one in letters], text=lines)
+        return self._rows(LETTER, len(lines), a=[one.offset for one in letters], text=lines)
 
     def _facts(self, path: str, end: int) -> Facts:
         head_bytes, tail_bytes = min(HEAD_BYTES, end), min(TAIL_BYTES, end)
@@ -338,18 +348,9 @@ class _Rows:
         counts = (self._events, self._malformed, self._letter_bytes)
         return Facts(self._range.file.number, end, head_bytes, head, tail, *counts)
 
-    def _rows(self, kind: int, hashes: Any, text: list[bytes] | None = None, **numbers: Any) -> Any:
-        count = len(numbers["a"])
-        columns = {
-            "kind": pa.repeat(pa.scalar(kind, pa.int32()), count),
-            "file": pa.repeat(pa.scalar(self._range.file.number, pa.int32()), count),
-            "hash": pa.nulls(count, pa.binary()) if hashes is None else hashes,
-        }
-        for name in "ab":
-            given = numbers.get(name)
-            columns[name] = pa.nulls(count, pa.int64()) if given is None else pa.array(given, pa.int64())
-        columns["text"] = pa.nulls(count, pa.binary()) if text is None else pa.array(text, pa.binary())
-        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    def _rows(self, kind: int, count: int, **columns: Any) -> Any:
+        file = self._range.file.number
+        return batch_of(_ROWS, count, kind=np.full(count, kind), file=np.full(count, file), **columns)
 
 
 def facts_of(rows: DataFrame) -> list[Facts]:

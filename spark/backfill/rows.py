@@ -31,7 +31,7 @@ from photon.logs.files import Chunk
 from photon.logs.formats import ForeignBatch, Malformed
 from spark.backfill.job import FILES_MAX, OFFSET_MAX, LogInput
 from spark.reading.events import parsed_logs
-from spark.reading.lines import ChunkParser, LogFile, LogSet, Parse, fixed_binary
+from spark.reading.lines import ChunkParser, LogFile, LogSet, Parse, batch_of, fixed_binary
 from spark.reading.paths import escaped, is_uri
 from spark.session import map_in_arrow
 
@@ -121,7 +121,9 @@ def _foreign_rows(settings: Settings, numbers: _Numbers) -> Parse:
         batch, number = parser.batch(path, chunk), numbers[_known_as(name)]
         assert isinstance(batch, ForeignBatch)
         if batch.lines:
-            yield _batch(
+            yield batch_of(
+                _SCHEMA,
+                len(batch.lines),
                 key=fixed_binary(batch.primary_ids),
                 place=batch.starts + place_of(Kind.FOREIGN, number, chunk.start),
                 id=fixed_binary(batch.ids),
@@ -143,7 +145,9 @@ def _primary_rows(settings: Settings, numbers: _Numbers, needed: str) -> Parse:
             yield _others([count], time_us=[len(batch.lines)], line=[b""])
             kept = np.flatnonzero(may_be_in(np.memmap(needed, np.uint8, "r"), hash_ids(batch.ids)))
             if len(kept):
-                yield _batch(
+                yield batch_of(
+                    _SCHEMA,
+                    len(kept),
                     key=fixed_binary(take_ids(batch.ids, kept)),
                     place=batch.starts[kept] + place_of(Kind.PRIMARY, number, chunk.start),
                     line=list(map(batch.lines.__getitem__, kept.tolist())),
@@ -161,13 +165,8 @@ def _malformed_rows(kind: Kind, number: int, start: int, malformed: Sequence[Mal
 
 def _others(places: list[int], **columns: Any) -> Any:
     """Rows that are no events: in any bucket, but in the same one each time."""
-    return _batch(key=[place.to_bytes(ID_BYTES, "big") for place in places], place=places, **columns)
-
-
-def _batch(**columns: Any) -> Any:
-    """A record batch; a column that is not given is null."""
-    nulls = {field.name: pa.nulls(len(columns["place"]), field.type) for field in _SCHEMA}
-    return pa.RecordBatch.from_pydict(nulls | columns, schema=_SCHEMA)
+    keys = [place.to_bytes(ID_BYTES, "big") for place in places]
+    return batch_of(_SCHEMA, len(places), key=keys, place=places, **columns)
 
 
 def _hash_rows(settings: Settings) -> Parse:

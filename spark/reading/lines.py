@@ -244,6 +244,12 @@ def fixed_binary(column: bytes, width: int = ID_BYTES) -> Any:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(column)])
 
 
+def batch_of(schema: Any, count: int, **columns: Any) -> Any:
+    """A record batch of so many rows; a column that is not given is null."""
+    nulls = {field.name: pa.nulls(count, field.type) for field in schema}
+    return pa.RecordBatch.from_pydict(nulls | columns, schema=schema)
+
+
 def rows_of_parquet(logs: LogSet, source: Any) -> Iterator[Any]:
     """What becomes of the rows of one file, as lines."""
     parse = logs.make()

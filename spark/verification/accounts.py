@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from photon.core.fates import Fate
-from spark.reading.lines import fixed_binary
+from spark.reading.lines import batch_of, fixed_binary
 from spark.recovery.rules import BACKFILL
 from spark.verification.rules import Loser, Span, Total, Verdict
 
@@ -119,16 +119,11 @@ class Terms:
 
 def rows_of(source: Source, count: int, nulls: int = 0, **columns: Any) -> Any:
     """Columns of so many rows, and `nulls` more in which they are null -> a record batch of ROW_SCHEMA."""
-    arrays = []
-    for name, kind in zip(ROW_SCHEMA.names, ROW_SCHEMA.types, strict=True):
-        column = columns.get(name)
-        if name == "source":
-            arrays.append(pa.array(np.full(count + nulls, source, np.int8)))
-        elif column is None:
-            arrays.append(pa.nulls(count + nulls, kind))
-        else:
-            arrays.append(pa.concat_arrays([column, pa.nulls(nulls, kind)]) if nulls else column)
-    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+    given = {name: column for name, column in columns.items() if column is not None}
+    if nulls:
+        given = {name: pa.concat_arrays([one, pa.nulls(nulls, one.type)]) for name, one in given.items()}
+    count += nulls
+    return batch_of(ROW_SCHEMA, count, source=np.full(count, source, np.int8), **given)
 
 
 def against_logs(bucket: Any) -> Any:
