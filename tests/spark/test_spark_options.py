@@ -27,13 +27,10 @@ def taken(*arguments):
     return calls[0]
 
 
-def test_a_command_gets_its_options_as_one_argument_beside_its_own():
+def test_a_command_gets_its_options_as_one_argument_beside_its_own_and_without_any_runs_on_this_machine():
     given = taken("--out", "o", "--master", "spark://h:7077", "--conf", "spark.executor.memory=2g", "--json")
     expected = SparkOptions("spark://h:7077", "1g", {"spark.executor.memory": "2g"})
     assert given == {"out": "o", "as_json": True, "spark": expected}
-
-
-def test_without_options_it_runs_on_this_machine():
     assert taken()["spark"] == SparkOptions("local[*]", "1g", {})
 
 
@@ -80,16 +77,21 @@ def test_the_masters_of_a_standalone_cluster_are_known_by_their_addresses(master
 
 
 @pytest.fixture
-def pyspark_found(monkeypatch):
+def java(monkeypatch, tmp_path):
+    """Installs a Java that says its version so, or none, beside a PySpark."""
     monkeypatch.setattr(options, "find_spec", lambda name: object())
 
+    def java(says):
+        if says is None:
+            monkeypatch.delenv("JAVA_HOME", raising=False)
+            monkeypatch.setenv("PATH", str(tmp_path))
+            return
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/java").write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+        (tmp_path / "bin/java").chmod(0o755)
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-def java_saying(tmp_path, version):
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
-    java.chmod(0o755)
-    return tmp_path
+    return java
 
 
 def test_a_missing_pyspark_is_a_usage_error_that_says_what_to_install(monkeypatch):
@@ -98,36 +100,25 @@ def test_a_missing_pyspark_is_a_usage_error_that_says_what_to_install(monkeypatc
         check_requirements()
 
 
-def test_a_missing_java_is_a_usage_error(monkeypatch, tmp_path, pyspark_found):
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="Java 17 or newer and found none"):
-        check_requirements()
-
-
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("says", "told"),
     [
-        ('openjdk version "11.0.2" 2019-01-15', "11"),
-        ('java version "1.8.0_292"', "8"),
-        ("segmentation fault", "none that answers"),
+        (None, "Java 17 or newer and found none"),
+        ('openjdk version "11.0.2" 2019-01-15', "bin/java is 11"),
+        ('java version "1.8.0_292"', "bin/java is 8"),
+        ("segmentation fault", "bin/java is none that answers"),
     ],
 )
-def test_an_old_java_is_a_usage_error_that_names_it(monkeypatch, tmp_path, pyspark_found, said, found):
-    monkeypatch.setenv("JAVA_HOME", str(java_saying(tmp_path, said)))
-    with pytest.raises(UsageError, match=f"bin/java is {found}"):
+def test_a_missing_or_an_old_java_is_a_usage_error_that_names_it(java, says, told):
+    java(says)
+    with pytest.raises(UsageError, match=told):
         check_requirements()
 
 
 @pytest.mark.parametrize(
-    "said", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21-ea" 2023-09-19']
+    "says", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21-ea" 2023-09-19']
 )
-def test_a_new_java_will_do(monkeypatch, tmp_path, pyspark_found, said):
-    monkeypatch.setenv("JAVA_HOME", str(java_saying(tmp_path, said)))
-    check_requirements()
-
-
-def test_options_are_checked_before_anything_starts(monkeypatch, tmp_path, pyspark_found):
-    monkeypatch.setenv("JAVA_HOME", str(java_saying(tmp_path, 'openjdk version "17"')))
+def test_a_new_java_will_do_and_options_are_checked_before_anything_starts(java, says):
+    java(says)
     with pytest.raises(UsageError, match="--master"), open_session(SparkOptions("lokal")):
         pass
