@@ -151,7 +151,7 @@ def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
     fates = [rows.count(rows.fate == fate.value) for fate in _FATES]
     filtered, failed, expired, late, unjoinable, malformed = (count > 0 for count in fates)
     held, settling, holders = _holders(rows, terms)
-    known, same = _flags(rows.table["known"], False), _flags(rows.table["same"], True)
+    known, same = _numbers(rows.table["known"], False), _numbers(rows.table["same"], True)
     joinable = rows.any(rows.foreign & known)
     empty = rows.joined & ~_valid(rows.table["primary"])
     not_named = rows.any(rows.joined & ~empty & ~_named(rows))
@@ -387,12 +387,8 @@ def _encoded(column: Any) -> tuple[Any, Column]:
     return encoded.dictionary, encoded.indices.to_numpy(zero_copy_only=False)
 
 
-def _numbers(column: Any, null: int) -> Column:
+def _numbers(column: Any, null: int | bool) -> Column:
     return np.asarray(pc.fill_null(_whole(column), null).to_numpy(zero_copy_only=False))
-
-
-def _flags(column: Any, null: bool) -> Column:
-    return np.asarray(pc.fill_null(_whole(column), null).to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _valid(column: Any) -> Column:

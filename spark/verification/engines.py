@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,6 @@ class Here:
     def __init__(self, scratch: Path, buckets: int, workers: int) -> None:
         self._scratch, self._buckets, self._workers = scratch, buckets, workers
         self._pool: Executor | None = None
-        self._tasks = 0
         self._held = ExitStack()
 
     @classmethod
@@ -88,8 +88,8 @@ class Here:
 
     def spread_plan(self, plan: Sequence[Any], work: Callable[[Any], Iterator[Any]], stage: str) -> set[int]:
         """A task for each item. The incarnations (signed) of backfills among registered rows."""
-        found = self._map(partial(_spread, work), plan, stage)
-        return {one for told in found for one in told}
+        spread = partial(_spread, work, self._scratch / stage, self._buckets)
+        return {one for told in self._each(spread, plan) for one in told}
 
     def spread_export(self, directory: str, stage: str) -> tuple[int, list[int]]:
         """An export's ids; when its scan began, and its shards' boundaries (us)."""
@@ -104,15 +104,13 @@ class Here:
 
     def move(self, source: str, work: Work, target: str) -> None:
         """What `work` makes of the buckets of one stage are rows of another."""
-        buckets = [self._scratch / source / str(number) for number in range(self._buckets)]
-        self._map(partial(_spread, partial(_worked, work)), buckets, target)
+        self.spread_plan(self._places(source), partial(_worked, work), target)
 
     def judge(self, work: Work) -> tuple[list[Total], list[Loser]]:
         """Of the buckets by id; the accounts are kept for `write`."""
         totals: list[Total] = []
         losers: list[Loser] = []
-        buckets = [self._scratch / BY_ID / str(number) for number in range(self._buckets)]
-        for some, others in self._each(partial(_judge, work), buckets):
+        for some, others in self._each(partial(_judge, work), self._places(BY_ID)):
             totals += some
             losers += others
         return totals, losers
@@ -120,20 +118,14 @@ class Here:
     def write(self, directory: str, leases: dict[int, str]) -> None:
         """The accounts' details as Parquet, partitioned by verdict."""
         Path(directory).mkdir(parents=True)
-        accounts = [self._scratch / BY_ID / str(number) / _ACCOUNTS for number in range(self._buckets)]
-        list(self._each(partial(_write, Path(directory), leases), accounts))
+        list(self._each(partial(_write, Path(directory), leases), self._places(BY_ID)))
 
-    def _map(self, spread: Callable[..., Any], items: Sequence[Any], stage: str) -> list[Any]:
-        first, self._tasks = self._tasks, self._tasks + len(items)
-        places = [_Place(self._scratch / stage, stage, self._buckets, first + n) for n in range(len(items))]
-        return list(self._each(partial(_call, spread), list(zip(items, places, strict=True))))
+    def _places(self, stage: str) -> list[Path]:
+        """The directory of each bucket."""
+        return [self._scratch / stage / str(number) for number in range(self._buckets)]
 
     def _each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterable[Any]:
         return map(work, items) if self._pool is None else self._pool.map(work, items)
-
-
-def _call(spread: Callable[..., Any], arguments: tuple[Any, "_Place"]) -> Any:
-    return spread(*arguments)
 
 
 def _of_export(name: str) -> Iterator[Any]:
@@ -141,41 +133,36 @@ def _of_export(name: str) -> Iterator[Any]:
         yield from map(registered_rows, file.iter_batches())
 
 
-_ACCOUNTS: Final = "accounts"
+_ROWS, _ACCOUNTS = "rows-", "accounts"
 
 
-class _Place:
-    """Where one task puts its rows: <stage>/<bucket>/<task>."""
-
-    def __init__(self, directory: Path, stage: str, buckets: int, task: int) -> None:
-        self.directory, self.stage, self.buckets, self.task = directory, stage, buckets, task
-
-
-def _spread(work: Callable[[Any], Iterator[Any]], item: Any, place: _Place) -> set[int]:
+def _spread(work: Callable[[Any], Iterator[Any]], stage: Path, buckets: int, item: Any) -> set[int]:
+    """Rows of one task go to files of its own: <stage>/<bucket>/rows-<task>."""
     backfills: set[int] = set()
+    name = f"{_ROWS}{uuid4().hex}"
     with ExitStack() as held:
         files: dict[int, Any] = {}
         for batch in work(item):
             backfills |= backfills_in(batch)
-            for number, rows in _parts(batch, place):
+            for number, rows in _parts(batch, stage.name, buckets):
                 if number not in files:
-                    directory = place.directory / str(number)
+                    directory = stage / str(number)
                     directory.mkdir(parents=True, exist_ok=True)
-                    sink = held.enter_context(pa.OSFile(str(directory / str(place.task)), "wb"))
+                    sink = held.enter_context(pa.OSFile(str(directory / name), "wb"))
                     files[number] = held.enter_context(pa.ipc.new_file(sink, ROW_SCHEMA))
                 files[number].write_batch(rows)
     return backfills
 
 
-def _parts(batch: Any, place: _Place) -> Iterator[tuple[int, Any]]:
+def _parts(batch: Any, stage: str, buckets: int) -> Iterator[tuple[int, Any]]:
     """The rows of each bucket."""
-    if place.buckets == 1:
+    if buckets == 1:
         yield 0, batch
         return
     ids = batch.column("key")
-    if place.stage == BY_PRIMARY:
+    if stage == BY_PRIMARY:
         ids = pc.coalesce(batch.column("primary"), ids)
-    numbers = bucket_of(ids, place.buckets)
+    numbers = bucket_of(ids, buckets)
     order = np.argsort(numbers, kind="stable")
     rows, ordered = batch.take(pa.array(order)), numbers[order]
     for number in np.unique(ordered).tolist():
@@ -195,7 +182,7 @@ def bucket_of(ids: Any, buckets: int) -> npt.NDArray[np.int64]:
 def _bucket(directory: Path) -> Any:
     """All rows that were spread into it."""
     tables = []
-    for path in sorted(directory.glob("[0-9]*")):
+    for path in sorted(directory.glob(f"{_ROWS}*")):
         with pa.memory_map(str(path)) as file:
             tables.append(pa.ipc.open_file(file).read_all())
     return pa.concat_tables(tables) if tables else ROW_SCHEMA.empty_table()
@@ -213,11 +200,11 @@ def _judge(work: Work, directory: Path) -> tuple[list[Total], list[Loser]]:
     return summary(accounts)
 
 
-def _write(directory: Path, leases: dict[int, str], accounts: Path) -> None:
-    with pa.memory_map(str(accounts)) as file:
+def _write(directory: Path, leases: dict[int, str], bucket: Path) -> None:
+    with pa.memory_map(str(bucket / _ACCOUNTS)) as file:
         rows = details(pa.ipc.open_file(file).read_all(), leases)
     for verdict in pc.unique(rows["verdict"]).to_pylist():
         own = directory / f"verdict={verdict}"
         own.mkdir(exist_ok=True)
         of_it = rows.filter(pc.equal(rows["verdict"], verdict)).drop_columns(["verdict"])
-        pa.parquet.write_table(of_it, own / f"part-{accounts.parent.name}.parquet")
+        pa.parquet.write_table(of_it, own / f"part-{bucket.name}.parquet")
