@@ -8,7 +8,6 @@ What Spark and its JVM raise becomes an error of Photon's in one line. Ctrl-C an
 early, with its JVM.
 """
 
-import importlib
 import logging
 import os
 import platform
@@ -22,7 +21,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -159,14 +158,8 @@ def write_packages(directory: Path) -> Path:
 
 
 def package_root(package: str) -> Path:
-    """The directory that the package runs from. PhotonError if there is none to send to executors."""
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        raise PhotonError(f"package {package} is not installed here; install Photon anew")
-    root = Path(found.submodule_search_locations[0])
-    if not root.is_dir():
-        raise PhotonError(f"{root}: package {package} is no directory; install Photon unpacked")
-    return root
+    """The directory that the package runs from."""
+    return Path(import_module(package).__path__[0])
 
 
 def found_lacking(_rows: Iterable[int]) -> Iterator[str]:
@@ -182,7 +175,7 @@ def found_lacking(_rows: Iterable[int]) -> Iterator[str]:
 
 def _imports(module: str) -> bool:
     try:
-        importlib.import_module(module)
+        import_module(module)
     except ImportError:
         return False
     return True

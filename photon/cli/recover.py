@@ -88,7 +88,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     from photon.recovery.recover import recover
     from photon.recovery.rules import as_text
     from spark.reading.paths import check_new, input_paths
-    from spark.recovery.scan import Sources, SparkReading, check_told
+    from spark.recovery import Sources, SparkReading, check_told
     from spark.session import open_session
 
     check_told(settings)

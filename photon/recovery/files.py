@@ -39,7 +39,7 @@ from photon.core.columns import split_ids
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory, write_file
 from photon.core.errors import CorruptStateError, LockedError
 from photon.logs.writer import RotatingLog
-from spark.recovery.rules import LostEvents
+from spark.losses import LostEvents
 
 _PLAN: Final = ".json"
 _LINES: Final = ".jsonl"

@@ -69,16 +69,13 @@ from photon.recovery.rules import (
     seen_again,
     taken,
 )
-from spark.recovery.rules import Loss, LostEvents, Survey
+from spark.losses import Loss, LostEvents, Survey
 from spark.verification.rules import SETTLE_S
 
 RELEASE_IDS_MAX: Final = 1024
 """In one request; tokens are of up to a kilobyte each."""
-RELEASE_S_MAX: Final = 60.0
-"""For so long a shard may not know of the fence yet."""
 LEASE_WAIT_S_MAX: Final = 60.0
 """A lease that runs for longer than that is not waited for, but of a run that has ended."""
-_POLL_S: Final = 0.25
 _MARGIN_S: Final = 0.2
 
 
@@ -117,32 +114,24 @@ def fence(
     return answers
 
 
-def release(
-    registry: RegistryClient,
-    plan: Plan,
-    clock: Clock,
-    sleep: Callable[[float], None],
-    part: Callable[[], None],
-) -> bytes:
+def release(registry: RegistryClient, plan: Plan, part: Callable[[], None]) -> bytes:
     """The outcome of each id (core.fates.Released), final ones only. `part` is called after each request.
 
     UnavailableError: some are released, perhaps; the plan stays, and the next run goes on with it.
     """
     tokens = [token for token, count in zip(plan.tokens, plan.counts, strict=True) for _ in range(count)]
     outcomes = bytearray()
-    deadline = clock.monotonic() + RELEASE_S_MAX
     for low in range(0, len(tokens), RELEASE_IDS_MAX):
         high = min(low + RELEASE_IDS_MAX, len(tokens))
         runs = [[*run] for _, run in groupby(tokens[low:high])]
         packed, counts = [run[0] for run in runs], [len(run) for run in runs]
         ids, times = plan.ids[16 * low : 16 * high], plan.times[8 * low : 8 * high]
-        while after_release(answer := registry.release(ids, times, packed, counts)) is Step.RELEASE:
-            if clock.monotonic() > deadline:
-                raise UnavailableError(
-                    f"{answer.count(Released.NOT_FENCED):,} events are not released: not every shard of the "
-                    "registry knows of the fence. The plan is kept; run the same command again"
-                )
-            sleep(_POLL_S)
+        answer = registry.release(ids, times, packed, counts)
+        if after_release(answer) is Step.RELEASE:  # fenced in every shard there was; one may be new
+            raise UnavailableError(
+                f"{answer.count(Released.NOT_FENCED):,} events are not released: not every shard of the "
+                "registry knows of the fence. The plan is kept; run the same command again"
+            )
         outcomes += answer
         part()
     return bytes(outcomes)
@@ -165,7 +154,7 @@ class Job:
 
 
 class Reading(Protocol):
-    """Registry, joined logs and inputs, each read anew by each call (spark.recovery.scan)."""
+    """Registry, joined logs and inputs, each read anew by each call (spark.recovery)."""
 
     def survey(self, young_us: int, doubtful_us: int) -> Survey:
         """Tokens later than `young_us` count as young, those up to `doubtful_us` as doubtful."""
@@ -311,7 +300,7 @@ class _Run:
     def _finish(self, plan: Plan) -> None:
         """From wherever it stands; again does no harm."""
         part = partial(self.checkpoint, "some released")
-        outcomes = release(self.registry, plan, self.clock, self.sleep, part)
+        outcomes = release(self.registry, plan, part)
         self.checkpoint("released")
         if after_release(outcomes) is Step.INJECT:
             self.plans.inject(plan, self.checkpoint)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from photon.core.columns import split_ids
 from photon.core.fates import Released
 from photon.core.ids import parse_token
-from spark.recovery.rules import Loss, Survey
+from spark.losses import Loss, Survey
 
 GONE_SHARE_MAX: Final = 0.1
 GONE_EVENTS_MAX: Final = 10_000

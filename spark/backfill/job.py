@@ -28,8 +28,8 @@ from photon.core.fates import Fate
 from photon.core.settings import Settings, reading_fingerprint
 from photon.logs.files import named_files, read_at
 from photon.logs.packed import is_packed
+from spark.losses import BACKFILL
 from spark.reading.paths import check_name, escaped, is_uri
-from spark.recovery.rules import BACKFILL
 
 STEM: Final = "backfill"
 """Joined logs are `joined/<datacenter>/backfill-NNNNNN.jsonl`."""

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from photon.core.fates import Fate
+from spark.losses import BACKFILL
 from spark.reading.lines import batch_of, fixed_binary
-from spark.recovery.rules import BACKFILL
 from spark.verification.rules import Loser, Span, Total, Verdict
 
 Ask = Callable[[bytes, bytes], bytes]

@@ -16,7 +16,7 @@ from photon.cluster.topology import read_topology
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times, split_ids
 from photon.core.ids import IdPacker, parse_token
-from spark.recovery.rules import Loss, LostEvents, Survey
+from spark.losses import Loss, LostEvents, Survey
 from tests.system import PHOTON, join_arguments, write_lines
 from tests.waiting import wait_until
 

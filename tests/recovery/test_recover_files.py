@@ -6,7 +6,7 @@ from joiner.output_files import CompleteFile, Manifest
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, LockedError
 from photon.recovery.files import Plans, ended_joiners, missing_files
-from spark.recovery.rules import LostEvents
+from spark.losses import LostEvents
 
 EVENTS = LostEvents(b"i" * 32, b"t" * 16, [b"token"], [2], b'{"id":1}\n{"id":2}\n')
 

@@ -9,12 +9,12 @@ from joiner.output_files import Life as Start
 from joiner.output_files import Manifest, note_life, read_recovered
 from photon.core.columns import pack_times, split_ids
 from photon.core.disk import DirectoryLock
-from photon.core.errors import LockedError
+from photon.core.errors import LockedError, UnavailableError
 from photon.core.fates import Released
 from photon.core.ids import Token
 from photon.recovery.recover import Job, recover
 from photon.recovery.rules import as_text
-from spark.recovery.rules import Loss, LostEvents, Survey
+from spark.losses import Loss, LostEvents, Survey
 
 NOW_US = 10**15
 
@@ -264,10 +264,13 @@ def test_what_a_killed_run_left_is_finished_by_the_next(job, tmp_path, step):
 
 def test_nothing_is_injected_before_every_shard_knows_of_the_fence(job, tmp_path, monkeypatch):
     registry = Registry()
-    real, answers = registry.release, [bytes([Released.RELEASED, Released.NOT_FENCED])] * 2
-    monkeypatch.setattr(registry, "release", lambda *asked: answers.pop() if answers else real(*asked))
-    report = run(job(), registry, Reading(Loss("10.0.0.1:70", 1, 2, 0, 0, 1)))
-    assert (answers, report.recovered, injected(tmp_path)) == ([], 2, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "release", lambda *_: bytes([Released.RELEASED, Released.NOT_FENCED]))
+        with pytest.raises(UnavailableError, match="The plan is kept"):
+            run(job(), registry, Reading(Loss("10.0.0.1:70", 1, 2, 0, 0, 1)))
+    assert injected(tmp_path) == 0
+    report = run(job(), registry, Reading())
+    assert (report.plans_finished, report.recovered, injected(tmp_path)) == (1, 2, 2)
 
 
 @pytest.mark.parametrize("found", ["before the fence", "after it"])

@@ -19,7 +19,7 @@ from photon.recovery.rules import (
     reread_refusal,
     seen_again,
 )
-from spark.recovery.rules import Loss, Survey
+from spark.losses import Loss, Survey
 
 LOSS = Loss("10.0.0.1:70", 7, lost=5, young=2, doubtful=0, oldest_us=1_700_000_000_000_000)
 SURVEY = Survey(registered=100, untold=0, damaged=0, losses=[LOSS])

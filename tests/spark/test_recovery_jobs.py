@@ -11,7 +11,7 @@ from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import parse_settings
-from spark.recovery.rules import Loss
+from spark.losses import Loss
 from tests.spark.written_logs import WrittenLogs, foreign, joined, primary
 
 pytestmark = pytest.mark.spark
@@ -34,7 +34,7 @@ def logs(tmp_path):
 @pytest.fixture
 def read(session, registry, logs):
     def make(*outs, settings=None, details=""):
-        from spark.recovery.scan import Sources, SparkReading
+        from spark.recovery import Sources, SparkReading
 
         sources = Sources([str(logs.directory / "clicks")], [*map(str, outs or [logs.out])], registry.at)
         return SparkReading(session, sources, settings or parse_settings({}, "test"), details)
@@ -52,7 +52,7 @@ def line_of(name):
 
 def keys_of(session, paths, **settings):
     from spark.reading.paths import input_paths
-    from spark.recovery.scan import joined_keys
+    from spark.recovery import joined_keys
 
     rows = joined_keys(session, input_paths(map(str, paths)), parse_settings(settings, "test")).collect()
     told = {bytes(row.id) for row in rows if row.id is not None}
@@ -123,7 +123,7 @@ def test_what_stands_in_one_of_several_outputs_is_not_lost(logs, read, tmp_path)
 
 
 def test_a_file_that_is_moved_between_the_listings_of_two_outputs_is_read(logs, read, tmp_path, monkeypatch):
-    from spark.recovery import scan as recovering
+    from spark import recovery as recovering
 
     archive = WrittenLogs(tmp_path / "archive")
     archive.joined("east", *(line_of(f"o{n}") for n in range(10)))
@@ -145,7 +145,7 @@ def test_a_file_that_is_moved_between_the_listings_of_two_outputs_is_read(logs, 
 
 
 def test_listings_that_never_agree_are_told():
-    from spark.recovery.scan import listed_twice
+    from spark.recovery import listed_twice
 
     with pytest.raises(UnavailableError, match="moved"):
         listed_twice(lambda numbers=iter(range(100)): [str(next(numbers))])
@@ -159,7 +159,7 @@ def test_of_what_is_joined_under_another_key_the_registry_knows_nothing(logs, re
 
 
 def test_lost_events_come_with_every_line_that_has_their_id(logs, read, monkeypatch):
-    monkeypatch.setattr("spark.recovery.scan.PIECE_EVENTS_MAX", 7)
+    monkeypatch.setattr("spark.recovery.PIECE_EVENTS_MAX", 7)
     logs.joined("east", *(line_of(f"d{n}") for n in range(10)))
     lines = [foreign(f"d{n}", "q") for n in range(30)] + [
         foreign("d29", "another"),
@@ -182,7 +182,7 @@ def test_lost_events_come_with_every_line_that_has_their_id(logs, read, monkeypa
 
 @pytest.mark.parametrize(("name", "most"), [("PIECE_EVENTS_MAX", 2), ("PIECE_BYTES_MAX", 60)])
 def test_an_id_whose_lines_tell_several_times_is_one_event_of_one_piece(logs, read, monkeypatch, name, most):
-    monkeypatch.setattr(f"spark.recovery.scan.{name}", most)
+    monkeypatch.setattr(f"spark.recovery.{name}", most)
     logs.joined("east", *(line_of(f"d{n}") for n in range(30)))
     again = [{**foreign(f"d{n}", "q"), "ts_us": 1_000 * t} for n in range(30, 40) for t in range(1, 4)]
     logs.foreign(*again, name="a.jsonl")
