@@ -12,7 +12,7 @@ from photon.core.ids import IdPacker
 from photon.core.settings import Settings, parse_settings, reading_fingerprint
 from photon.fastpath.client import Limits
 from photon.logs.formats import JsonLines
-from tests.fastpath.fakes import Rig, click, overloaded, query
+from tests.fastpath.kit import Rig, click, overloaded, query
 from tests.waiting import wait_until
 
 

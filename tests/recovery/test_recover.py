@@ -153,29 +153,23 @@ def test_what_a_joined_file_lost_is_joined_again_once_and_the_rest_stays(make_ru
 
 
 @pytest.mark.long
-def test_a_complete_file_that_was_taken_away_is_not_taken_for_lost(make_run):
-    run = make_run()
-    run.begin(EVENTS)
-    run.stop()
-    path = grown(run)
-    path.rename(run.root / path.name)
-    status, report = run.recover()
-    assert (status, report["recovered"], report["remaining"]) == (1, 0, EVENTS)
-    assert path.name in report["refused"]
-    assert "--gone-for-good" in report["refused"]
-    (run.root / path.name).rename(path)
-    assert run.recover()[:1] == (0,)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("what", ["a file", "all that it wrote", "its disk"])
-def test_complete_files_that_were_deleted_by_hand_are_joined_again(make_run, what):
+def test_complete_files_that_are_gone_are_joined_again_once_the_user_says_that_they_were_not_moved(
+    make_run, what
+):
     run = make_run()
     run.begin(EVENTS)
     run.stop()
     path = grown(run)
     assert path.name in complete_files(path.parent)
     if what == "a file":
+        path.rename(run.root / path.name)
+        status, report = run.recover()
+        assert (status, report["recovered"], report["remaining"]) == (1, 0, EVENTS)
+        assert path.name in report["refused"]
+        assert "--gone-for-good" in report["refused"]
+        (run.root / path.name).rename(path)
+        assert run.recover()[0] == 0
         path.unlink()
     else:
         shutil.rmtree(path.parent)
