@@ -252,11 +252,16 @@ def reading_of(settings: Settings) -> str:
 
 def _code_of(use: str) -> str:
     """A digest of the adapter's own module; what it imports is the user's to keep."""
+    source = adapter_source(use)
+    return "" if source is None else hashlib.blake2b(source.read_bytes(), digest_size=8).hexdigest()
+
+
+def adapter_source(use: str) -> Path | None:
+    """The file of the module that the settings name; None for the default adapter, or where it has none."""
     module = use.partition(":")[0]
     found = importlib.util.find_spec(module) if module else None
-    if found is None or not found.origin or not os.path.isfile(found.origin):
-        return ""
-    return hashlib.blake2b(Path(found.origin).read_bytes(), digest_size=8).hexdigest()
+    path = Path(found.origin) if found is not None and found.origin else None
+    return path if path is not None and path.is_file() else None
 
 
 LOGS: Final = ("foreign", "primary")

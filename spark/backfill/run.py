@@ -14,7 +14,6 @@ same tokens; `--abandon` gives the job up instead.
 Logs that only Spark can read (s3a://, hdfs://) are taken to change as a whole: their size and time tell.
 """
 
-import importlib.util
 import secrets
 import shutil
 import time
@@ -49,6 +48,7 @@ from spark.backfill.job import (
     LogInput,
     Phase,
     Place,
+    adapter_source,
     buckets_for,
     check_registry,
     check_unchanged,
@@ -289,7 +289,6 @@ def run(session: SparkSession, work: Work) -> list[BucketResult]:
 
 def _send_adapter(session: SparkSession, use: str) -> None:
     """To executors elsewhere, the module that the settings name; a package must be installed there."""
-    context = session.sparkContext
-    found = importlib.util.find_spec(use.partition(":")[0]) if use else None
-    if found is not None and found.origin and not str(context.master).startswith("local"):
-        context.addPyFile(found.origin)
+    source = adapter_source(use)
+    if source is not None and not str(session.sparkContext.master).startswith("local"):
+        session.sparkContext.addPyFile(str(source))

@@ -34,6 +34,7 @@ _JOINED_LINE_BYTES_MAX: Final = 128 << 20
 _OPEN_BYTES: Final = 1 << 16
 """What opening a file costs, as bytes read: so that ten thousand little ones are no single task."""
 _SPLIT_BYTES_MIN: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +167,11 @@ def line_begins(path: str, start: int, size: int) -> int:
     """Where the first line begins that begins at `start` or later; `size` if none does."""
     if start <= 0:
         return 0
-    at = start - 1
-    while at < size:
-        data = read_at(path, at, min(1 << 16, size - at))
-        if not data:
-            break
-        newline = data.find(b"\n")
-        if newline >= 0:
-            return at + newline + 1
-        at += len(data)
-    return size
+    with open(path, "rb") as file:
+        file.seek(start - 1)
+        while (piece := file.readline(_PIECE_BYTES)) and not piece.endswith(b"\n"):
+            pass
+        return min(file.tell(), size)
 
 
 def _cut(chunk: Chunk, end: int) -> Chunk:
