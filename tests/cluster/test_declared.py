@@ -25,7 +25,7 @@ from photon.core.ids import IdPacker, Token
 from photon.core.marks import MATCHED, mark_ids
 from photon.core.settings import identity_digest, load_settings
 from spark.registered import scan_of
-from tests.spark.real_registry import ROOT, RealRegistry
+from tests.spark.kit import ROOT, RealRegistry
 from tests.system import join_arguments, read_lines, start_photon
 from tests.waiting import wait_until
 

@@ -15,17 +15,11 @@ from spark.options import SparkOptions, check_requirements
 from spark.session import open_session
 from tests.ports import free_ports
 from tests.spark.cluster import NO_CODEGEN, QUICK_JAVA, running_cluster
-from tests.spark.real_registry import RealRegistry
+from tests.spark.kit import RealRegistry
 
 
 @pytest.fixture(scope="session")
-def monkeypatch_session():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        yield monkeypatch
-
-
-@pytest.fixture(scope="session")
-def requirements(monkeypatch_session):
+def requirements():
     """A missing PySpark or Java skips the tests that need it; where CI is set it fails them."""
     try:
         check_requirements()
@@ -33,8 +27,9 @@ def requirements(monkeypatch_session):
         if os.environ.get("CI"):
             pytest.fail(f"CI must run the Spark tests: {error}")
         pytest.skip(str(error))
-    # The commands' own JVMs inherit it.
-    monkeypatch_session.setenv("JDK_JAVA_OPTIONS", QUICK_JAVA)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JAVA)  # the commands' own JVMs inherit it
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +43,7 @@ def session(requirements):
 
 @pytest.fixture(scope="session", params=["here", pytest.param("spark", marks=pytest.mark.spark)])
 def place(request):
-    """Where verification runs (tests.spark.written_logs.engine)."""
+    """Where verification runs (tests.spark.kit.engine)."""
     return request.getfixturevalue("session") if request.param == "spark" else None
 
 

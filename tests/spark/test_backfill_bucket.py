@@ -8,7 +8,7 @@ import pytest
 from photon.core.errors import FencedError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import Settings, parse_settings
-from tests.spark.backfill_kit import BEGUN_US, planned_job
+from tests.spark.kit import BEGUN_US, planned_job
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")

@@ -7,7 +7,7 @@ import pytest
 
 from photon.cluster.topology import Topology, write_topology
 from photon.core.settings import parse_settings
-from tests.spark.backfill_kit import planned_job
+from tests.spark.kit import planned_job
 from tests.system import write_lines
 
 pytest.importorskip("pyspark")

@@ -18,7 +18,7 @@ from idregistry.client import RegistryAt
 from photon.core.settings import Settings
 from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
-from tests.spark.real_registry import RealRegistry
+from tests.spark.kit import RealRegistry
 from tests.system import join_arguments, read_lines, start_photon, write_lines
 from tests.waiting import wait_until
 

@@ -13,8 +13,7 @@ from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import parse_settings
-from tests.spark.backfill_kit import BEGUN_US, planned_job
-from tests.spark.real_registry import RealRegistry
+from tests.spark.kit import BEGUN_US, RealRegistry, planned_job
 from tests.waiting import wait_until
 
 pytest.importorskip("pyarrow")

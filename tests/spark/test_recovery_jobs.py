@@ -12,7 +12,7 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import parse_settings
 from spark.losses import Loss
-from tests.spark.written_logs import WrittenLogs, foreign, joined, primary
+from tests.spark.kit import WrittenLogs, foreign, joined, primary
 
 pytestmark = pytest.mark.spark
 

@@ -9,7 +9,7 @@ from photon.core.columns import pack_times
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from tests.certificates import Authority
-from tests.spark.real_registry import RealRegistry
+from tests.spark.kit import RealRegistry
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ from photon.core.ids import IdPacker
 from photon.core.settings import Adapter, Foreign, Logs, Primary, Settings
 from photon.logs.files import Chunk
 from photon.logs.formats import JsonLines
-from tests.spark.written_logs import foreign, joined, letter, primary
+from tests.spark.kit import foreign, joined, letter, primary
 
 LINES = [
     b'{"id":"a","primary_id":"p","ts_us":1}',

@@ -7,7 +7,7 @@ import pytest
 
 from photon.core.settings import Adapter, Foreign, Primary, Settings
 from spark.verification.rules import as_table
-from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
+from tests.spark.kit import WrittenLogs, foreign, joined, letter, primary
 
 Q = primary("q")
 EVENTS = {

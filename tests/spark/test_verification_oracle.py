@@ -6,7 +6,7 @@ from collections import Counter
 import duckdb
 
 from tests.seeds import seeds
-from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
+from tests.spark.kit import WrittenLogs, foreign, joined, letter, primary
 
 FATES = ("filtered", "adapter_error", "expired", "late", "unjoinable")
 """The one that no later log can change comes first."""

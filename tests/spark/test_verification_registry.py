@@ -11,8 +11,7 @@ import pytest
 from photon.core.errors import UsageError
 from photon.core.ids import Token
 from photon.core.settings import Settings
-from tests.spark.real_registry import RealRegistry
-from tests.spark.written_logs import WrittenLogs, engine, foreign, joined, letter, primary
+from tests.spark.kit import RealRegistry, WrittenLogs, engine, foreign, joined, letter, primary
 
 T = 1_700_000_000_000_000
 DEAD = Token("10.0.0.9:7009", (1 << 63) + 9, T)

@@ -12,7 +12,7 @@ from dispatcher.ledger import LedgerFile
 from idregistry.client import RegistryAt
 from spark.verification.rules import make_report
 from tests import system
-from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
+from tests.spark.kit import WrittenLogs, foreign, joined, letter, primary
 
 
 @pytest.fixture
