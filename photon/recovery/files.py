@@ -19,7 +19,6 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -162,41 +161,20 @@ _DIRECTORY: Final = re.compile(r"joiner(-\d+)?")
 _NEVER: Final = 1 << 62
 
 
-@dataclass(slots=True)
-class Tails:
-    """What was done to the ends of joined logs."""
-
-    ended: list[str] = field(default_factory=list)
-    """Joiners whose locks are held by recovery."""
-    running: list[str] = field(default_factory=list)
-    """The others: they run, or stand still, or are on another machine."""
-    torn_bytes: int = 0
-
-    def notes(self) -> list[str]:
-        if not self.torn_bytes:
-            return []
-        return [
-            f"took {self.torn_bytes} bytes of unfinished lines off the ends of joined logs whose joiner has "
-            "ended"
-        ]
-
-
 @contextlib.contextmanager
-def ended_joiners(work: Path | None, outs: Sequence[Path]) -> Iterator[Tails]:
-    """Hold the locks of all that have ended, with whole lines only at the ends of their logs. `outs`:
-    directories with joined/ in them. StorageError, CorruptStateError."""
-    tails = Tails()
+def ended_joiners(work: Path | None, outs: Sequence[Path]) -> Iterator[int]:
+    """Hold the locks of all that have ended, with whole lines only at the ends of their logs. How many bytes
+    of unfinished ones were cut off. `outs`: with joined/ in them. StorageError, CorruptStateError.
+    """
+    torn_bytes = 0
     with contextlib.ExitStack() as held:
         for stem, directories in sorted(_stems(outs).items()):
             home = _home(work, stem, directories[0].name)
             manifests = None if home is None else _locked(held, home, stem, directories)
-            if manifests is None:
-                tails.running.append(stem)
-                continue
-            tails.ended.append(stem)
-            first = max(manifest.next_number for manifest in manifests)
-            tails.torn_bytes += sum(_cut_torn(directory, stem, first) for directory in directories)
-        yield tails
+            if manifests is not None:
+                first = max(manifest.next_number for manifest in manifests)
+                torn_bytes += sum(_cut_torn(directory, stem, first) for directory in directories)
+        yield torn_bytes
 
 
 def named_lives(outs: Sequence[Path]) -> set[int]:

@@ -68,6 +68,7 @@ from photon.recovery.rules import (
     reread_refusal,
     seen_again,
     taken,
+    torn_notes,
 )
 from spark.losses import Loss, LostEvents, Survey
 from spark.verification.rules import SETTLE_S
@@ -272,7 +273,7 @@ class _Run:
         self, reading: Reading, fenced: list[int], missing: set[str], report: Report
     ) -> Report:
         job = self.job
-        with ended_joiners(job.work, job.outs) as tails:
+        with ended_joiners(job.work, job.outs) as torn_bytes:
             self.checkpoint("tails mended")
             self.tell("reading the joined logs again, and the inputs")
             lost = reading.lost(fenced)
@@ -294,7 +295,7 @@ class _Run:
             no_input=sum(lost.missing.values()),
             taken=self.taken - before,
             done=done,
-            notes=[*report.notes, *tails.notes()],
+            notes=[*report.notes, *torn_notes(torn_bytes)],
         )
 
     def _finish(self, plan: Plan) -> None:

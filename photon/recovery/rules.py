@@ -254,6 +254,11 @@ def notes_of(survey: Survey, plans: int) -> list[str]:
     return notes
 
 
+def torn_notes(torn_bytes: int) -> list[str]:
+    what = f"took {torn_bytes} bytes of unfinished lines off the ends of joined logs whose joiner has ended"
+    return [what] if torn_bytes else []
+
+
 def fenced_now(held: Sequence[Held], answers: Mapping[int, tuple[bool, float]]) -> list[Held]:
     """With what the fences said: incarnation -> fenced, for how long its lease may still run."""
     return [
