@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -101,6 +102,14 @@ class WrittenLogs:
         texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
         path.write_bytes(b"".join(text + b"\n" for text in texts))
         return str(path)
+
+
+def copy_of(run, directory):
+    """A run of its own: where it is stands in its topology."""
+    shutil.copytree(run, directory)
+    [topology] = directory.rglob(".photon/topology.json")
+    topology.write_text(topology.read_text().replace(str(run), str(directory)))
+    return directory
 
 
 def planned_job(incarnation, **more):

@@ -1,11 +1,11 @@
 """Each command on Spark says and writes on a cluster what is true, or what it does on one machine."""
 
 import json
-import shutil
 
 import pytest
 
 from tests.spark.cluster import ended, on_cluster, photon, python_process
+from tests.spark.kit import copy_of
 from tests.system import join, joined_pairs
 from tests.waiting import wait_until
 
@@ -39,14 +39,6 @@ def run(tmp_path_factory, requirements):
 
 def truth_of(logs):
     return json.loads((logs / "truth.json").read_text())
-
-
-def copy_of(run, directory):
-    """A run of its own: where it is stands in its topology."""
-    shutil.copytree(run, directory)
-    topology = directory / "out" / ".photon" / "topology.json"
-    topology.write_text(topology.read_text().replace(str(run), str(directory)))
-    return directory
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dispatcher.ledger import LedgerFile
 from idregistry.client import RegistryAt
 from spark.verification.rules import make_report
 from tests import system
-from tests.spark.kit import WrittenLogs, foreign, joined, letter, primary
+from tests.spark.kit import WrittenLogs, copy_of, foreign, joined, letter, primary
 
 
 @pytest.fixture
@@ -119,30 +119,18 @@ def rotated(run):
 )
 def test_a_run_that_ended_is_held_against_its_own_registry_and_ledgers(ended, photon, tmp_path, damage):
     """By its own settings, without Java. What was damaged by hand is told, with the event."""
-    run, clicks = ended.directory / "run", ended.directory / "clicks"
-    logs = {path: (path.open("rb"), path.read_bytes()) for path in clicks.iterdir()}
-    kept = {directory: tmp_path / directory.name for directory in (run / "joined", run / ".photon")}
-    for directory, copy in kept.items():
-        shutil.copytree(directory, copy)
+    run = copy_of(ended.directory / "run", tmp_path / "run")
+    clicks = tmp_path / "clicks"
+    shutil.copytree(ended.directory / "clicks", clicks, copy_function=os.link)  # the ledger knows the inodes
+    logs = {path: path.read_bytes() for path in (ended.directory / "clicks").iterdir()}
     try:
         broken, example = damage(run) if damage else ("", "")
         status, said, errors = photon(
             "verify", "--foreign", clicks, "--out", run, "--json", "--details", tmp_path / "d"
         )
     finally:
-        for directory, copy in kept.items():
-            shutil.rmtree(directory)
-            shutil.copytree(copy, directory)
-        for path in [*clicks.iterdir(), *run.glob("*.jsonl")]:
-            path.rename(tmp_path / f"moved-{path.name}")
-        for path, (file, data) in logs.items():
-            # The inodes that the ledger knows.
-            again = next(
-                p for p in tmp_path.glob("moved-*") if p.stat().st_ino == os.fstat(file.fileno()).st_ino
-            )
-            again.write_bytes(data)
-            again.rename(path)
-            file.close()
+        for path, data in logs.items():
+            path.write_bytes(data)
     report = json.loads(said)
     assert (status, report["registry"], errors) == (1 if broken else 0, "asked", "")
     assert report["broken"] == ([broken] if broken else [])
