@@ -89,14 +89,13 @@ def backfill(
     open_session: OpenSession,
     notice: Notice = lambda _: None,
     checkpoint: Checkpoint = lambda _: None,
-    clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Join, or go on with what an earlier run of the same order began. The summary of docs/backfill.md.
 
     UsageError for an order that is not the unfinished one, or logs that changed; FencedError where only
     `--abandon` helps; LockedError; SparkFailedError, UnavailableError, StorageError: run it again.
     """
-    began, clock = time.monotonic(), clock or SystemClock()
+    began, clock = time.monotonic(), SystemClock()
     place, settings = order.place, order.settings
     load_adapter(settings.adapter.use, settings.adapter.field)
     if order.output_format == "parquet":
