@@ -1,5 +1,6 @@
-"""`photon recover` (paper 3.3.3), its drills with real processes: nothing is doubled, nothing is lost."""
+"""`photon recover` (paper 3.3.3), its drills with real processes: nothing is doubled, lost or untold."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,12 +10,14 @@ import pytest
 
 from joiner.output_files import complete_files
 from tests.recovery.recovering import Run
-from tests.system import children_of, state_of
+from tests.system import children_of, photon, state_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
 EVENTS = 60
+TOLD_S = 150.0
+"""Two looks, at what is half a minute old."""
 
 
 @pytest.fixture
@@ -211,3 +214,42 @@ def test_lost_events_of_which_no_input_has_the_line_stay_registered_and_are_told
     status, report = run.recover()
     assert (status, report["recovered"]) == (0, EVENTS - 10)
     assert_joined_by_the_next_run(run)
+
+
+# --- losses are told without being asked, by `photon status`
+
+
+def told_of_joiner(run):
+    """The line of the status."""
+    lines = photon("status", "--work", run.work).stdout.splitlines()
+    return next((line for line in lines if line.startswith("joiner-east ")), "")
+
+
+def account_of(run):
+    return json.loads(photon("status", "--work", run.work, "--json").stdout)["joiner-east"]["account"]
+
+
+@pytest.mark.long
+def test_a_joined_file_that_is_deleted_is_told_by_the_joiner_that_wrote_it(make_run):
+    run = make_run()
+    run.begin(EVENTS)
+    (path,) = (run.out / "joined" / "east").glob("*.jsonl")
+    path.unlink()
+    wait_until(lambda: f"{EVENTS} events stood in files that are gone" in told_of_joiner(run), TOLD_S)
+    assert str(path) in told_of_joiner(run)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_events_that_were_won_and_lost_with_a_disk_are_told_until_they_are_recovered(make_run):
+    """SIGKILL between the commit and the write, and the intents are gone."""
+    run = with_loss(make_run())
+    wait_until(lambda: "before its directory was lost" in told_of_joiner(run), TOLD_S)
+    assert "run `photon recover`" in told_of_joiner(run)
+    run.until_over()
+    assert run.recover()[0] == 0
+    wait_until(lambda: run.joined() == run.all_once())
+    wait_until(lambda: account_of(run)["unknown"] == 0, TOLD_S)
+    assert account_of(run) | {"trouble": None} == {
+        "unwritten": 0, "gone": 0, "missing_file": None, "unknown": 0, "trouble": None
+    }  # fmt: skip

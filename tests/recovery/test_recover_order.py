@@ -7,6 +7,7 @@ import pytest
 
 from joiner.output_files import Life as Start
 from joiner.output_files import Manifest, note_life, read_recovered
+from photon.core.clock import ManualClock
 from photon.core.columns import pack_times, split_ids
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, UnavailableError
@@ -16,35 +17,19 @@ from photon.recovery.recover import Job, recover
 from photon.recovery.rules import as_text
 from spark.losses import Loss, LostEvents, Survey
 
-NOW_US = 10**15
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 0.0
-
-    def now_us(self):
-        return NOW_US
-
-    def monotonic(self):
-        return self.now_s
-
-    def sleep(self, seconds):
-        self.now_s += seconds
-
 
 @dataclass
 class Registry:
     """Leases end when they are told to: incarnation -> seconds."""
 
     leases: dict[int, float] = field(default_factory=dict)
-    clock: Clock = field(default_factory=Clock)
+    clock: ManualClock = field(default_factory=ManualClock)
     fenced: list[int] = field(default_factory=list)
     released: list[bytes] = field(default_factory=list)
     dismissed: set[int] = field(default_factory=set)
 
     def left_s(self, incarnation):
-        return max(0.0, self.leases.get(incarnation, 0.0) - self.clock.now_s)
+        return max(0.0, self.leases.get(incarnation, 0.0) - self.clock.monotonic())
 
     def incarnations(self, wanted):
         return [SimpleNamespace(fenced=False, expires_in_s=self.left_s(one)) for one in wanted]
@@ -118,7 +103,7 @@ def job(tmp_path):
 
 
 def run(job, registry, reading):
-    return recover(job, registry, reading, registry.clock, sleep=registry.clock.sleep)
+    return recover(job, registry, reading, registry.clock, sleep=registry.clock.advance)
 
 
 def states(report):
@@ -128,7 +113,7 @@ def states(report):
 def test_a_joiner_that_lost_nothing_is_not_fenced_though_its_lease_lapses_for_a_moment(job):
     registry = Registry({1: 0.1})
     report = run(job(), registry, Reading(Loss("10.0.0.1:70", 1, 0, 7, 0, 1)))
-    assert (registry.fenced, registry.clock.now_s) == ([], 0.0)
+    assert (registry.fenced, registry.clock.monotonic()) == ([], 0.0)
     assert (report.in_flight, report.status) == (7, 0)
 
 
@@ -150,7 +135,7 @@ def test_lives_that_had_ended_and_lost_nothing_that_is_not_recovered_are_noted_a
         note_life(directory, "joiner-east", Start(incarnation, "10.0.0.1:70", 5))
     losses = [Loss("10.0.0.1:70", 1, 4, 0, 0, 1), Loss("10.0.0.1:70", 2, 4, 0, 0, 1)]
     registry = Registry({3: 1000.0, 5: 0.1})
-    reading = Reading(*losses, look=lambda: registry.clock.sleep(1.0))
+    reading = Reading(*losses, look=lambda: registry.clock.advance(1.0))
     reading.missing = {2: 4}  # which no input has
     run(job(apply=False), registry, reading)
     assert read_recovered(directory) == registry.dismissed == set()
@@ -167,7 +152,7 @@ def test_of_a_run_that_has_ended_no_joiner_is_alive_and_their_leases_are_waited_
     assert "stop or restart" not in as_text(dry)
     report = run(job(ended=True), registry, reading)
     assert (states(report), report.recovered, report.status) == ({1: "fenced"}, 5, 0)
-    assert registry.clock.now_s >= 90.0
+    assert registry.clock.monotonic() >= 90.0
 
 
 def test_what_no_named_output_tells_of_is_left_and_told_and_the_rest_is_recovered(job):
