@@ -300,7 +300,7 @@ def rows_of(session: SparkSession, files: Sequence[LogFile], settings: Settings)
     """What is in the files from their starts on, as rows of _ROWS."""
 
     def work(ranges: list[Range]) -> Iterator[Any]:
-        parser = ChunkParser(settings, foreign=False)
+        parser = ChunkParser(settings)
         for one in ranges:
             yield from _Rows(one).batches(parser, settings)
 
@@ -317,9 +317,7 @@ class _Rows:
     def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
         facts: Facts | None = None
         for path, chunk in chunks_of(self._range, settings.logs, unended=False):
-            batch = parser.batch(path, chunk)
-            assert isinstance(batch, PrimaryBatch)
-            yield from self._of_chunk(batch, chunk)
+            yield from self._of_chunk(parser.primary(path, chunk), chunk)
             facts = self._facts(path, chunk.end)  # now: the copy of an archive goes with its last chunk
         if facts is not None:
             yield self._rows(FACT, 1, text=[msgspec.msgpack.encode(facts)])

@@ -24,13 +24,12 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
 from photon.logs.files import Chunk
-from photon.logs.formats import ForeignBatch
 from spark.losses import Loss, LostEvents, Survey
 from spark.options import SCAN_TIMEOUT_S
 from spark.reading.events import parsed
 from spark.reading.lines import ChunkParser, LogSet, Parse, fixed_binary, for_joined, is_object
 from spark.reading.paths import existing, input_paths, output_paths
-from spark.registered import joiner_columns, registered, signed, unsigned
+from spark.registered import registered, signed, unsigned
 from spark.session import spark_failures
 
 
@@ -122,11 +121,10 @@ def _key_rows(settings: Settings) -> Parse:
 
 def _foreign_rows(settings: Settings) -> Parse:
     """-> _FOREIGN: the events, without malformed lines."""
-    parser = ChunkParser(settings, foreign=True)
+    parser = ChunkParser(settings)
 
     def rows(_name: str, path: str, chunk: Chunk) -> Iterator[Any]:
-        batch = parser.batch(path, chunk)
-        assert isinstance(batch, ForeignBatch)
+        batch = parser.foreign(path, chunk)
         columns = {"id": fixed_binary(batch.ids), "time_us": np.frombuffer(batch.times, "<i8")}
         yield pa.RecordBatch.from_pydict({**columns, "line": pa.array(batch.lines, pa.binary())})
 
@@ -176,8 +174,9 @@ class SparkReading:
             untold, damaged, joined = _counts(keys)
             absent = missing(ids, keys)
             if self._details:
-                identity = F.lower(F.hex("id")).alias("id")
-                absent.select(identity, *joiner_columns(), "token_us").write.parquet(self._details)
+                identity, life = F.lower(F.hex("id")), F.lpad(F.lower(F.hex("incarnation")), 16, "0")
+                whose = F.col("address").alias("joiner"), life.alias("incarnation")
+                absent.select(identity.alias("id"), *whose, "token_us").write.parquet(self._details)
             rows = losses(absent, young_us, doubtful_us).collect()
             keys.unpersist()
             ids.unpersist()

@@ -32,7 +32,7 @@ from spark.reading.paths import is_uri
 from spark.session import map_in_arrow
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA: Final = (
     "id binary, time_us long, token binary, address string, incarnation long, token_us long, shard int"
@@ -118,14 +118,6 @@ def to_arrow(scanned: Scanned, shard: int) -> Any:
     found = pa.RecordBatch.from_pydict(columns)
     marks = [number for number, holder in enumerate(holders) if holder.address in ADDRESSES]
     return found.filter(pa.array(~np.isin(scanned.holder_of, marks))) if marks else found
-
-
-def joiner_columns() -> "list[Column]":
-    """Whose token it is, for a reader: joiner, incarnation (hex)."""
-    from pyspark.sql import functions as F
-
-    incarnation = F.lpad(F.lower(F.hex("incarnation")), 16, "0")
-    return [F.col("address").alias("joiner"), incarnation.alias("incarnation")]
 
 
 def signed(incarnation: int) -> int:

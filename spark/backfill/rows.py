@@ -28,7 +28,7 @@ from photon.core.columns import hash_ids, take_ids
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
 from photon.logs.files import Chunk
-from photon.logs.formats import ForeignBatch, Malformed
+from photon.logs.formats import Malformed
 from spark.backfill.job import FILES_MAX, OFFSET_MAX, LogInput
 from spark.reading.events import parsed_logs
 from spark.reading.lines import ChunkParser, LogFile, LogSet, Parse, batch_of, fixed_binary
@@ -115,11 +115,10 @@ def _known_as(name: str) -> str:
 
 
 def _foreign_rows(settings: Settings, numbers: _Numbers) -> Parse:
-    parser = ChunkParser(settings, foreign=True)
+    parser = ChunkParser(settings)
 
     def rows(name: str, path: str, chunk: Chunk) -> Iterator[Any]:
-        batch, number = parser.batch(path, chunk), numbers[_known_as(name)]
-        assert isinstance(batch, ForeignBatch)
+        batch, number = parser.foreign(path, chunk), numbers[_known_as(name)]
         if batch.lines:
             yield batch_of(
                 _SCHEMA,
@@ -136,10 +135,10 @@ def _foreign_rows(settings: Settings, numbers: _Numbers) -> Parse:
 
 
 def _primary_rows(settings: Settings, numbers: _Numbers, needed: str) -> Parse:
-    parser = ChunkParser(settings, foreign=False)
+    parser = ChunkParser(settings)
 
     def rows(name: str, path: str, chunk: Chunk) -> Iterator[Any]:
-        batch, number = parser.batch(path, chunk), numbers[_known_as(name)]
+        batch, number = parser.primary(path, chunk), numbers[_known_as(name)]
         if batch.lines:
             count = place_of(Kind.PRIMARY_COUNT, number, chunk.start + int(batch.starts[0]))
             yield _others([count], time_us=[len(batch.lines)], line=[b""])
@@ -171,11 +170,10 @@ def _others(places: list[int], **columns: Any) -> Any:
 
 def _hash_rows(settings: Settings) -> Parse:
     """-> hashes, the distinct ones of the primary ids that a chunk names (8 x N bytes)."""
-    parser = ChunkParser(settings, foreign=True)
+    parser = ChunkParser(settings)
 
     def rows(_name: str, path: str, chunk: Chunk) -> Iterator[Any]:
-        batch = parser.batch(path, chunk)
-        assert isinstance(batch, ForeignBatch)
+        batch = parser.foreign(path, chunk)
         hashes = np.unique(hash_ids(batch.primary_ids))
         yield pa.RecordBatch.from_pydict({"hashes": [hashes.tobytes()]})
 

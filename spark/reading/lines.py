@@ -17,7 +17,7 @@ import pyarrow as pa
 from joiner.joined_lines import parquet_lines
 from joiner.output_files import PARQUET
 from photon.core.errors import StorageError
-from photon.core.ids import ID_BYTES, IdPacker
+from photon.core.ids import ID_BYTES
 from photon.core.settings import Logs, Settings
 from photon.logs.files import Chunk, read_at, read_chunk
 from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
@@ -212,25 +212,30 @@ OVERSIZED_KEPT_BYTES: Final = 1024
 
 
 class ChunkParser:
-    """photon.logs.formats, for chunks of primary or foreign logs. For one thread, as a packer of ids is."""
+    """photon.logs.formats, for chunks of logs: `path` is what was read, places are offsets in the chunk. For
+    one thread, as a packer of ids is."""
 
-    def __init__(self, settings: Settings, foreign: bool) -> None:
-        self._lines = json_lines(settings, IdPacker(settings.ids.key.encode()))
+    def __init__(self, settings: Settings) -> None:
+        self._lines = json_lines(settings)
         self._line_bytes_max = settings.logs.line_bytes_max
-        self._foreign = foreign
 
-    def batch(self, path: str, chunk: Chunk) -> PrimaryBatch | ForeignBatch:
-        """`path` is what was read. Places are offsets in the chunk."""
-        data = b"" if chunk.oversized else chunk.data
-        batch = self._lines.parse_foreign(data) if self._foreign else self._lines.parse_primary(data)
+    def primary(self, path: str, chunk: Chunk) -> PrimaryBatch:
+        batch = self._lines.parse_primary(b"" if chunk.oversized else chunk.data)
+        batch.malformed.extend(self._oversized(path, chunk))
+        return batch
+
+    def foreign(self, path: str, chunk: Chunk) -> ForeignBatch:
+        batch = self._lines.parse_foreign(b"" if chunk.oversized else chunk.data)
+        batch.malformed.extend(self._oversized(path, chunk))
+        return batch
+
+    def _oversized(self, path: str, chunk: Chunk) -> Iterator[Malformed]:
         if chunk.oversized:
             reason = (
                 f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
                 f"{self._line_bytes_max}; only its beginning is kept here"
             )
-            kept = chunk.data or read_at(path, chunk.start, OVERSIZED_KEPT_BYTES)
-            batch.malformed.append(Malformed(0, kept, reason))
-        return batch
+            yield Malformed(0, chunk.data or read_at(path, chunk.start, OVERSIZED_KEPT_BYTES), reason)
 
 
 def fixed_binary(column: bytes, width: int = ID_BYTES) -> Any:

@@ -35,12 +35,12 @@ def places_and_facts(settings, foreign=True):
 
     from spark.reading.lines import ChunkParser
 
-    parser = ChunkParser(settings, foreign)
+    parser = ChunkParser(settings)
     types = {"string": pa.string(), "long": pa.int64(), "int": pa.int32(), "binary": pa.binary()}
     schema = pa.schema([(name, types[kind]) for name, kind in map(str.split, SCHEMA.split(", "))])
 
     def rows(name, path, chunk):
-        batch = parser.batch(path, chunk)
+        batch = (parser.foreign if foreign else parser.primary)(path, chunk)
         lines = [
             {"start": int(start), "id": key, "line": line, "reason": None}
             for start, key, line in zip(batch.starts, split_ids(batch.ids), batch.lines, strict=True)
