@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from photon.core import disk
 from photon.core.disk import DirectoryLock
-from photon.raft import journal as disk
+from photon.raft.journal import REPLACE_IT, DamagedError, storage_errors
 from photon.raft.store import HARD_STATE_FILE
 
 IDENTITY_BYTES: Final = 16
@@ -49,10 +50,8 @@ class Home:
         self._lives: list[str] = []  # its own, as hex without the identity, this one last
         self._lock = DirectoryLock(directory)
         try:
-            self._open(random_bytes)
-        except OSError as error:
-            self._lock.release()
-            raise disk.storage_error(directory, "opening a host's directory", error) from error
+            with storage_errors(directory, "opening a host's directory"):
+                self._open(random_bytes)
         except BaseException:
             self._lock.release()
             raise
@@ -84,14 +83,12 @@ class Home:
         """
         path = self.group(number)
         gone = path.with_name(path.name + _GONE)
-        try:
+        with storage_errors(path, "deleting a group"):
             if path.exists():
                 disk.replace(path, gone)
             if number in self._groups:
                 self._store("groups", sorted(self._groups - {number}))
                 self._groups.discard(number)
-        except OSError as error:
-            raise disk.storage_error(path, "deleting a group", error) from error
         return gone
 
     # -- peers ------------------------------------------------------------------------------------------
@@ -104,9 +101,7 @@ class Home:
             self._store("peers", peers)
             self._peers = peers
         elif known != identity.hex():
-            return (
-                f"{peer} does not have the directory it had before (it has lost its disk?); {disk.REPLACE_IT}"
-            )
+            return f"{peer} does not have the directory it had before (it has lost its disk?); {REPLACE_IT}"
         return None
 
     def met(self, peer: str, life: bytes) -> None:
@@ -131,7 +126,7 @@ class Home:
         """
         mark = life[IDENTITY_BYTES:].hex()
         if life.startswith(self.identity) and mark >= self._lives[0] and mark not in self._lives:
-            raise disk.corrupt(
+            raise DamagedError(
                 self.directory,
                 f"{peer} remembers a later life of this replica: its disk was put back from a copy, and it "
                 "has forgotten what it acknowledged since",
@@ -150,7 +145,7 @@ class Home:
         )
         if identity is None:
             if groups:
-                raise disk.corrupt(self.directory / "identity", "the host's identity is missing")
+                raise DamagedError(self.directory / "identity", "the host's identity is missing")
             # The identity is written last: without it nobody was ever spoken to.
             identity, groups, peers, met, lives = random_bytes(IDENTITY_BYTES).hex(), [], {}, {}, []
             born = (("groups", groups), ("peers", peers), ("met", met), ("lives", lives))
@@ -158,7 +153,7 @@ class Home:
                 self._store(name, value)
         for name, value in (("groups", groups), ("peers", peers), ("met", met), ("lives", lives)):
             if value is None:
-                raise disk.corrupt(self.directory / name, "it is missing")
+                raise DamagedError(self.directory / name, "it is missing")
         self.identity = bytes.fromhex(identity)
         self._groups = set(groups)
         self._peers = peers
@@ -167,7 +162,7 @@ class Home:
             delete(self.remove(int(path.name[len(_GROUP) : -len(_GONE)])))
         for number in self._groups:
             if not (self.group(number) / HARD_STATE_FILE).exists():
-                raise disk.corrupt(self.group(number), "this replica was here and is missing, or cut")
+                raise DamagedError(self.group(number), "this replica was here and is missing, or cut")
         self._begin_life(lives, random_bytes(_DICE_BYTES))
 
     def _begin_life(self, before: list[str], dice: bytes) -> None:
@@ -181,10 +176,8 @@ class Home:
     def _store(self, name: str, value: object) -> None:
         path = self.directory / name
         body = json.dumps(value).encode()
-        try:
+        with storage_errors(path, "writing it"):
             disk.write_file(path, body + b"\n%08x\n" % zlib.crc32(body))
-        except OSError as error:
-            raise disk.storage_error(path, "writing it", error) from error
 
 
 def delete(gone: Path) -> None:
@@ -214,7 +207,7 @@ def _read_other(path: Path) -> Any:
     try:
         return _read(path)
     except OSError as error:
-        raise disk.corrupt(path, f"it cannot be read ({error})") from error
+        raise DamagedError(path, f"it cannot be read ({error})") from error
 
 
 def _read(path: Path) -> Any:
@@ -224,5 +217,5 @@ def _read(path: Path) -> Any:
     except FileNotFoundError:
         return None
     if crc != b"%08x" % zlib.crc32(body):
-        raise disk.corrupt(path, "it is damaged")
+        raise DamagedError(path, "it is damaged")
     return json.loads(body)

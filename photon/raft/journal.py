@@ -8,26 +8,16 @@ from its end.
 
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-from photon.core.disk import replace, sync_directory, write_file
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 from photon.core.journal import Record, SegmentedJournal, pack_record, random_salt
 
-# --- What a replica asks of the disk, and says where the disk failed it.
-
-__all__ = [
-    "REPLACE_IT",
-    "DamagedError",
-    "corrupt",
-    "replace",
-    "storage_error",
-    "sync_directory",
-    "write_file",
-]
+# --- What a replica says where the disk failed it.
 
 # What mends a replica that has lost anything: it may have forgotten a vote, or what it acknowledged.
 REPLACE_IT = (
@@ -38,16 +28,16 @@ REPLACE_IT = (
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
-    """The error to raise when the disk failed us (always chained from the OSError)."""
-    if error.errno in _FULL:
-        return DiskFullError(
-            f"{path}: no space left while {doing}; nothing unsynced was acknowledged: free space and restart"
-        )
-    return StorageError(
-        f"{path}: {error.strerror or error} while {doing}; nothing unsynced was acknowledged: "
-        "check the disk and restart"
-    )
+@contextmanager
+def storage_errors(path: Path, doing: str) -> Iterator[None]:
+    """An OSError inside becomes a StorageError that says what the disk failed at."""
+    try:
+        yield
+    except OSError as error:
+        held = f"while {doing}; nothing unsynced was acknowledged"
+        if error.errno in _FULL:
+            raise DiskFullError(f"{path}: no space left {held}: free space and restart") from error
+        raise StorageError(f"{path}: {error.strerror or error} {held}: check the disk and restart") from error
 
 
 class DamagedError(CorruptStateError):
@@ -56,11 +46,6 @@ class DamagedError(CorruptStateError):
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path}: {what}; {REPLACE_IT}")
         self.what = what
-
-
-def corrupt(path: Path, what: str) -> DamagedError:
-    """The error to raise when a file does not hold what was written to it, or is not there any more."""
-    return DamagedError(path, what)
 
 
 Entry = tuple[bytes, int, int]  # command, index, term: the order pysyncobj wants
@@ -91,10 +76,8 @@ class Journal:
         self._last_indexes: dict[int, int] = {}  # by segment: of its entries that still count, else 0
         self._pending: list[bytes] = []
         self._broken: StorageError | None = None
-        try:
-            self._log = SegmentedJournal(directory, "journal", self._replay, corrupt, salt)
-        except OSError as error:
-            raise storage_error(directory, "opening the journal", error) from error
+        with storage_errors(directory, "opening the journal"):
+            self._log = SegmentedJournal(directory, "journal", self._replay, DamagedError, salt)
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -161,15 +144,12 @@ class Journal:
             raise self._broken
         if not self._pending:
             return
-        try:
+        with self._breaking("writing the journal"):
             self._log.append(b"".join(self._pending))
             self._log.sync()
             self._pending.clear()
             if self._log.end.offset >= self._segment_bytes:
                 self._log.roll()
-        except OSError as error:
-            self._broken = storage_error(self._log.path, "writing the journal", error)
-            raise self._broken from error
 
     def close(self) -> None:
         """Sync and close. Closes even where the sync fails."""
@@ -183,6 +163,15 @@ class Journal:
         """Close without writing what waits, as a crash would."""
         self._log.close()
 
+    @contextmanager
+    def _breaking(self, doing: str) -> Iterator[None]:
+        try:
+            with storage_errors(self._log.path, doing):
+                yield
+        except StorageError as error:
+            self._broken = error
+            raise
+
     def _record(self, kind: Kind, index: int, term: int, command: bytes = b"") -> None:
         if self._broken is not None:
             raise self._broken
@@ -191,28 +180,25 @@ class Journal:
     def _delete_segments(self) -> None:
         first = self.first_index
         needed = (n for n in self._log.segments if self._last_indexes.get(n, 0) >= first)
-        try:
+        with self._breaking("deleting a covered segment"):
             self._log.drop_before(next(needed, self._log.number))
-        except OSError as error:
-            self._broken = storage_error(self._log.directory, "deleting a covered segment", error)
-            raise self._broken from error
         self._last_indexes = {n: i for n, i in self._last_indexes.items() if n in self._log.segments}
 
     def _replay(self, segment: int, path: Path, record: Record) -> None:
         index, term = _ENTRY.unpack_from(record.payload)
         if record.kind == Kind.ENTRY:
             if self.entries and index != self.last_index + 1:
-                raise corrupt(path, f"entry {index} follows entry {self.last_index}")
+                raise DamagedError(path, f"entry {index} follows entry {self.last_index}")
             self.entries.append((bytes(record.payload[_ENTRY.size :]), index, term))
             self._last_indexes[segment] = index
         elif record.kind == Kind.TRUNCATE:
             if self.entries and index > self.last_index + 1:
-                raise corrupt(path, f"a truncation from {index} follows entry {self.last_index}")
+                raise DamagedError(path, f"a truncation from {index} follows entry {self.last_index}")
             self._cut(index)
         elif record.kind == Kind.RESET:
             self._restart(segment, index, term)
         else:
-            raise corrupt(path, f"a record of an unknown kind, {record.kind}")
+            raise DamagedError(path, f"a record of an unknown kind, {record.kind}")
 
     def _cut(self, index: int) -> None:
         # On replay the segment that held what stays may be gone already: then nothing stays here.

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Protocol
 
-from photon.raft import journal as disk
 from photon.raft.core import RaftCore
+from photon.raft.journal import storage_errors
 from photon.raft.port import RaftLimits
 from photon.raft.rules.codec import APPEND_ENTRIES, Message, SnapshotPiece, encode
 from photon.raft.snapshot import SnapshotId, verified
@@ -38,11 +38,9 @@ class Transfer:
     def __init__(self, path: Path, covers: SnapshotId) -> None:
         self.covers = covers
         self._path = path
-        try:
+        with storage_errors(path, "reading a snapshot to send it"):
             self._file: IO[bytes] = path.open("rb")
             self._total = path.stat().st_size
-        except OSError as error:
-            raise disk.storage_error(path, "reading a snapshot to send it", error) from error
         self._offset = 0
         self._unsent = bytearray()
         self._chunks = verified(path, self)
@@ -55,11 +53,9 @@ class Transfer:
 
     def piece(self, size: int) -> SnapshotPiece:
         """The next piece, of up to `size` bytes (none of it with 0). CorruptStateError, StorageError."""
-        try:
+        with storage_errors(self._path, "reading a snapshot to send it"):
             while len(self._unsent) < size and next(self._chunks, None) is not None:
                 pass
-        except OSError as error:
-            raise disk.storage_error(self._path, "reading a snapshot to send it", error) from error
         data = bytes(self._unsent[:size])
         del self._unsent[:size]
         piece = SnapshotPiece(self.covers.index, self.covers.term, self._offset, self._total, data)

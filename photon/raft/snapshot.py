@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from photon.core import disk
 from photon.core.errors import DiskFullError, PhotonError, StorageError
-from photon.raft import journal as disk
-from photon.raft.journal import Journal
+from photon.raft.journal import DamagedError, Journal, storage_errors
 from photon.raft.port import Members, Preparing, RaftLimits, StateMachine
 from photon.raft.rules.codec import MessageError, SnapshotPiece
 from photon.raft.rules.members import MemberLog, command_of, members_of
@@ -55,15 +55,16 @@ class Head:
 
 def write_snapshot(path: Path, head: Head, chunks: Iterable[bytes]) -> None:
     """Write and sync a whole snapshot. Raises StorageError."""
-    try:
-        with path.open("wb") as file:
-            _write_chunks(file, head, chunks)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)  # it may be what fills the disk
-        raise disk.storage_error(path, "writing a snapshot", error) from error
+    with storage_errors(path, "writing a snapshot"):
+        try:
+            with path.open("wb") as file:
+                _write_chunks(file, head, chunks)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)  # it may be what fills the disk
+            raise
 
 
 def _write_chunks(file: IO[bytes], head: Head, chunks: Iterable[bytes]) -> None:
@@ -86,20 +87,14 @@ def _write_chunks(file: IO[bytes], head: Head, chunks: Iterable[bytes]) -> None:
 
 def read_head(path: Path) -> Head:
     """Raises CorruptStateError, StorageError."""
-    try:
-        with path.open("rb") as file:
-            return _read_header(path, file)[0]
-    except OSError as error:
-        raise disk.storage_error(path, "reading a snapshot", error) from error
+    with storage_errors(path, "reading a snapshot"), path.open("rb") as file:
+        return _read_header(path, file)[0]
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
     """The chunks, each verified before it is given. Raises CorruptStateError, StorageError."""
-    try:
-        with path.open("rb") as file:
-            yield from verified(path, file)
-    except OSError as error:
-        raise disk.storage_error(path, "reading a snapshot", error) from error
+    with storage_errors(path, "reading a snapshot"), path.open("rb") as file:
+        yield from verified(path, file)
 
 
 class Readable(Protocol):
@@ -107,7 +102,7 @@ class Readable(Protocol):
 
 
 def _read_header(path: Path, file: Readable) -> tuple[Head, int]:
-    damaged = disk.corrupt(path, "the snapshot's header is damaged, or of an older version")
+    damaged = DamagedError(path, "the snapshot's header is damaged, or of an older version")
     fixed = file.read(_HEADER.size)
     if len(fixed) < _HEADER.size:
         raise damaged
@@ -140,13 +135,13 @@ def verified(path: Path, file: Readable) -> Iterator[bytes]:
         chunk = file.read(length) if length <= CHUNK_BYTES_MAX else b""
         crc = zlib.crc32(chunk, zlib.crc32(length_bytes, crc))
         if len(length_bytes) != 4 or len(chunk) != length or chunk_crc != struct.pack("<I", crc):
-            raise disk.corrupt(path, f"chunk {count} of the snapshot is damaged")
+            raise DamagedError(path, f"chunk {count} of the snapshot is damaged")
         count += 1
         total += length
         yield chunk
     tail = struct.pack("<IQQ", _END, count, total)
     if file.read(_TOTAL.size) != tail[4:] + struct.pack("<I", zlib.crc32(tail, crc)) or file.read(1):
-        raise disk.corrupt(path, "the end of the snapshot is damaged")
+        raise DamagedError(path, "the end of the snapshot is damaged")
 
 
 class SnapshotStore:
@@ -160,11 +155,9 @@ class SnapshotStore:
         self.path = directory / _FILE
         self.own_temporary = directory / _OWN_TEMPORARY
         self.incoming_temporary = directory / _INCOMING_TEMPORARY
-        try:
+        with storage_errors(directory, "dropping unfinished snapshots"):
             self.own_temporary.unlink(missing_ok=True)
             self.incoming_temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise disk.storage_error(directory, "dropping unfinished snapshots", error) from error
         self.head: Head | None = read_head(self.path) if self.path.exists() else None
 
     @property
@@ -177,13 +170,11 @@ class SnapshotStore:
 
         Raises StorageError.
         """
-        try:
+        with storage_errors(self.path, "putting a snapshot in place"):
             if self.current is not None and head.covers.index <= self.current.index:
                 temporary.unlink()
                 return False
             disk.replace(temporary, self.path)
-        except OSError as error:
-            raise disk.storage_error(self.path, "putting a snapshot in place", error) from error
         self.head = head
         return True
 
@@ -357,7 +348,7 @@ class Incoming:
         sends it again.
         """
         source = (peer, term, piece.index, piece.term, piece.total)
-        try:
+        with storage_errors(self.path, "writing a snapshot that comes in"):
             if piece.offset == 0 and piece.data:
                 self._begin(source)
             if self._file is None or source != self._source or piece.offset != self._received:
@@ -367,8 +358,6 @@ class Incoming:
             if self._received < piece.total:
                 return False
             self._file.flush()
-        except OSError as error:
-            raise disk.storage_error(self.path, "writing a snapshot that comes in", error) from error
         self.drop()
         return True
 
@@ -399,11 +388,8 @@ class Installation:
 
     def work(self) -> None:
         """Raises StorageError, and what the state machine raises."""
-        try:
-            with self._path.open("rb") as file:
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise disk.storage_error(self._path, "syncing a snapshot that came in", error) from error
+        with storage_errors(self._path, "syncing a snapshot that came in"), self._path.open("rb") as file:
+            os.fsync(file.fileno())
         self.head = self._verified()
         if self.head is not None and isinstance(self._machine, Preparing):
             self._put = self._machine.prepare(self._chunks())
@@ -435,7 +421,7 @@ class Installation:
             _log.warning(
                 "%s: came in as another snapshot than it was said to be; asking for it again", self._path
             )
-        except disk.DamagedError as error:
+        except DamagedError as error:
             # Only what came in: this replica has lost nothing.
             _log.warning(
                 "%s: damaged on its way from %s, asked for again: %s", self._path, self.peer, error.what

@@ -4,9 +4,9 @@ import struct
 import zlib
 from pathlib import Path
 
+from photon.core import disk
 from photon.core.disk import DirectoryLock
-from photon.raft import journal as disk
-from photon.raft.journal import NO_OP, Journal
+from photon.raft.journal import NO_OP, DamagedError, Journal, storage_errors
 from photon.raft.rules.members import MemberLog
 from photon.raft.snapshot import SnapshotStore
 
@@ -48,27 +48,23 @@ class HardState:
         named = b"" if vote is None else vote.encode()
         length = _NO_VOTE if vote is None else len(named)
         body = _FIXED.pack(_MAGIC, term, self.group, len(node), length) + node + named
-        try:
+        with storage_errors(self.path, "writing term and vote"):
             disk.write_file(self.path, body + struct.pack("<I", zlib.crc32(body)))
-        except OSError as error:
-            raise disk.storage_error(self.path, "writing term and vote", error) from error
         self.term, self.vote, self.exists = term, vote, True
 
     def _read(self) -> None:
-        try:
+        with storage_errors(self.path, "reading term and vote"):
             data = self.path.read_bytes()
-        except OSError as error:
-            raise disk.storage_error(self.path, "reading term and vote", error) from error
         body = data[:-4]
         if len(body) < _FIXED.size or struct.pack("<I", zlib.crc32(body)) != data[-4:]:
-            raise disk.corrupt(
+            raise DamagedError(
                 self.path, "term and vote are damaged (a replica without them could vote twice)"
             )
         magic, term, group, node_length, vote_length = _FIXED.unpack_from(body)
         split = _FIXED.size + node_length
         node = body[_FIXED.size : split].decode()
         if magic != _MAGIC or (node, group) != (self.node, self.group):
-            raise disk.corrupt(
+            raise DamagedError(
                 self.path,
                 f"this is the state of {node} in group {group}, not {self.node} in group {self.group}",
             )
@@ -118,23 +114,21 @@ class ReplicaStore:
 
     def _secure_names(self) -> None:
         """What a killed process has renamed may not be on the disk yet; what is read from here on counts."""
-        try:
+        with storage_errors(self.directory, "syncing the directory"):
             disk.sync_directory(self.directory)
-        except OSError as error:
-            raise disk.storage_error(self.directory, "syncing the directory", error) from error
 
     def _reconcile(self, first: bytes) -> None:
         journal, snapshot = self.journal, self.snapshots.current
         if not self.hard_state.exists:
             self._be_born(first)
         elif not journal.entries:
-            raise disk.corrupt(self.directory / "journal-*.log", "the journal is missing or empty")
+            raise DamagedError(self.directory / "journal-*.log", "the journal is missing or empty")
         elif snapshot is None and journal.first_index != FIRST_INDEX:
-            raise disk.corrupt(
+            raise DamagedError(
                 self.snapshots.path, f"the snapshot before entry {journal.first_index} is missing"
             )
         elif snapshot is not None and journal.first_index > snapshot.index:
-            raise disk.corrupt(
+            raise DamagedError(
                 self.snapshots.path,
                 f"the snapshot ends at {snapshot.index} but the journal begins at {journal.first_index}",
             )
@@ -142,7 +136,7 @@ class ReplicaStore:
             # A crash between putting an installed snapshot in place and resetting the journal: finish it.
             journal.reset(snapshot.index, snapshot.term)
         if journal.entries[-1][2] > self.hard_state.term:
-            raise disk.corrupt(
+            raise DamagedError(
                 self.hard_state.path, f"the journal knows of term {journal.entries[-1][2]}, this does not"
             )
 
@@ -150,11 +144,11 @@ class ReplicaStore:
         """The hard state is written last: without it nothing was ever promised to anybody."""
         journal = self.journal
         if self.snapshots.current is not None or (journal.entries and journal.last_index > FIRST_INDEX):
-            raise disk.corrupt(
+            raise DamagedError(
                 self.hard_state.path, "term and vote are missing beside a journal or a snapshot"
             )
         if journal.entries and journal.entries[0][0] != first:
-            raise disk.corrupt(self.directory, "it was begun with other founders, and not finished")
+            raise DamagedError(self.directory, "it was begun with other founders, and not finished")
         if not journal.entries:
             journal.append(first, FIRST_INDEX, FIRST_TERM)
             journal.sync()
@@ -168,6 +162,6 @@ class ReplicaStore:
             for command, index, _ in journal.entries:
                 self.members.appended(command, index)
         if self.members.newest is None and not joins:
-            raise disk.corrupt(
+            raise DamagedError(
                 self.directory, "a founder's log names no members: it is of an older version, or was to join"
             )

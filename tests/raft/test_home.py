@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from photon.core import disk
 from photon.core.errors import CorruptStateError, LockedError, StorageError
 from photon.raft import home as homes
-from photon.raft import journal as disk
 from photon.raft.home import NO_LIFE, Home
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from photon.core import disk
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
-from photon.raft import journal
 from photon.raft.journal import NO_OP
 from photon.raft.rules.members import command_of, founding
 from photon.raft.snapshot import read_chunks, read_head, write_snapshot
@@ -251,12 +251,12 @@ def test_a_vote_older_than_the_log_stops_the_start(tmp_path: Path) -> None:
 
 def test_names_are_durable_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grown(tmp_path)
-    steps: list[str] = []
-    monkeypatch.setattr(journal, "sync_directory", lambda _: steps.append("names"))
+    steps: list[object] = []
+    monkeypatch.setattr(disk, "sync_directory", steps.append)
     real = HardState._read
     monkeypatch.setattr(HardState, "_read", lambda state: (steps.append("read"), real(state)))
     opened(tmp_path).close()
-    assert steps == ["names", "read"]
+    assert steps == [tmp_path.parent, tmp_path, "read"]
 
 
 def test_a_snapshot_is_durable_before_its_name_is_and_its_name_before_a_log_is_cut(

@@ -11,11 +11,10 @@ from idregistry.rules.commands import Release
 from idregistry.rules.packing import Encoded
 from idregistry.rules.segments import bucket_in, token_of
 from idregistry.rules.state import Facts, Frozen, release
-from photon.core import disk as core_disk
+from photon.core import disk
 from photon.core.fates import Released
 from photon.core.ids import ID_BYTES
 from photon.core.journal import SegmentedJournal
-from photon.raft import journal as disk
 from photon.raft.elections import Elections
 from photon.raft.follower import Follower
 from photon.raft.replica import Replica
@@ -89,7 +88,7 @@ def prepared_state_is_not_put() -> AbstractContextManager[None]:
 
 
 def what_a_failed_sync_dropped_is_believed() -> AbstractContextManager[None]:
-    return patched(core_disk, "write_again", lambda path, data, offset: None)
+    return patched(disk, "write_again", lambda path, data, offset: None)
 
 
 def a_failed_sync_is_tried_again() -> AbstractContextManager[None]:
@@ -99,19 +98,11 @@ def a_failed_sync_is_tried_again() -> AbstractContextManager[None]:
         except OSError:
             os.fdatasync(fd)
 
-    return patched(core_disk, "sync_data", sync_data)
+    return patched(disk, "sync_data", sync_data)
 
 
 def names_are_not_synced() -> AbstractContextManager[None]:
-    @contextmanager
-    def both() -> Iterator[None]:
-        with (
-            patched(disk, "sync_directory", lambda directory: None),
-            patched(core_disk, "sync_directory", lambda directory: None),
-        ):
-            yield
-
-    return both()
+    return patched(disk, "sync_directory", lambda directory: None)
 
 
 def seal_is_not_secured() -> AbstractContextManager[None]:
@@ -127,9 +118,9 @@ def directory_is_synced_only_when_made() -> AbstractContextManager[None]:
         if not directory.is_dir():
             make_directory(directory.parent)
             directory.mkdir(exist_ok=True)
-            core_disk.sync_directory(directory.parent)
+            disk.sync_directory(directory.parent)
 
-    return patched(core_disk, "make_directory", make_directory)
+    return patched(disk, "make_directory", make_directory)
 
 
 def a_release_needs_no_fence() -> AbstractContextManager[None]:
