@@ -3,7 +3,8 @@
 What is left of the library here: elections, the commit rule, and the handlers of the five messages. What it
 does with disks, sockets, pickles, snapshots, applying and sending is replaced by `CoreRules`, which
 `replica` implements. Who its majorities are made of is set from outside (`set_members`), and it stands for
-election only when told to (`elect`). The version is pinned; a test compares the names below with the library.
+election only when told to (`elect`). The version is pinned; a test compares the names that
+are used with the library's.
 """
 
 import _socket
@@ -27,39 +28,6 @@ from photon.raft.store import ReplicaStore
 socket.inet_ntop = _socket.inet_ntop
 
 PINNED_VERSION = "0.3.17"
-# Attributes the library sets and we read or set, and methods of it we call or replace.
-PRIVATE_ATTRIBUTES = (
-    "connectedNodes",
-    "lastResponseTime",
-    "leaderCommitIndex",
-    "newAppendEntriesTime",
-    "otherNodes",
-    "raftCommitIndex",
-    "raftCurrentTerm",
-    "raftElectionDeadline",
-    "raftLastApplied",
-    "raftLeader",
-    "raftLog",
-    "raftMatchIndex",
-    "raftNextIndex",
-    "raftState",
-    "readonlyNodes",
-    "transferInProgress",
-    "votedForNodeId",
-)
-CALLED_METHODS = ("_SyncObj__setCurrentTerm", "_SyncObj__setState")
-REPLACED_METHODS = (
-    "_SyncObj__applyLogEntries",
-    "_SyncObj__doApplyCommand",
-    "_SyncObj__generateRaftTimeout",
-    "_SyncObj__loadDumpFile",
-    "_SyncObj__onMessageReceived",
-    "_SyncObj__onNodeConnected",
-    "_SyncObj__onNodeDisconnected",
-    "_SyncObj__sendAppendEntries",
-    "_SyncObj__tryLogCompaction",
-    "_checkCommandsToApply",
-)
 _FOLLOWER, _LEADER = 0, 2
 
 
