@@ -9,7 +9,8 @@ registers them again, with the same token, and writes the winners, from the inte
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -20,13 +21,11 @@ import numpy.typing as npt
 
 from joiner import rules
 from joiner.accounts import Accountant
-from joiner.adapter import BatchAdapter, keeps_default_line, load_adapter
+from joiner.adapter import BatchAdapter, Guard, keeps_default_line, load_adapter
 from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
-from joiner.guard import Guard
 from joiner.intents import Intent, IntentJournal
 from joiner.leases import Lease, LeaseKeeper, TokenSource
-from joiner.marks import Marker
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
 from joiner.parquet import check_installed
@@ -35,10 +34,11 @@ from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.disk import DirectoryLock
 from photon.core.errors import OverloadedError, StorageError, UnavailableError
-from photon.core.fates import Committed, Found, Joined
-from photon.core.ids import parse_token
+from photon.core.fates import LETTER_REASONS, Committed, Fate, Found, Joined
+from photon.core.ids import ID_BYTES, MATCHED, mark_ids, parse_token
 from photon.core.settings import Settings, identity_digest, reading_fingerprint
 from photon.core.status import Notices
+from photon.logs.formats import json_lines
 
 if TYPE_CHECKING:
     from eventstore.client import EventStoreClient
@@ -105,6 +105,43 @@ class _Candidates:
             rules.take_lines(self.lines, mask),
             self.repeats,
         )
+
+
+class Marker:
+    """Registers that a primary event is matched, before what is joined with it (photon.core.ids.MATCHED).
+
+    An event whose primary event was said to be unmatched by then is late. What is marked stays so, though its
+    event be joined by another joiner, or expire. For many threads at once.
+    """
+
+    def __init__(self, registry: "RegistryClient", settings: Settings) -> None:
+        self._registry = registry
+        self._lines = json_lines(settings)
+        self._field = settings.primary.time
+        self._lock = threading.Lock()
+
+    def mark(self, ids: bytes, lines: Sequence[bytes]) -> dict[int, tuple[Joined, str]]:
+        """Of N primary events, 16 x N ids: rows of those that can't be marked as matched, what that makes of
+        the foreign event, and why. UnavailableError, OverloadedError: nothing may be joined with any of them.
+        """
+        with self._lock:
+            times, wrong = self._lines.primary_times(ids, lines)
+        told = {
+            row: (Joined.ADAPTER_ERROR, f"joiner.mark_matched: its primary event's '{self._field}' {why}")
+            for row, why in wrong.items()
+        }
+        rows = np.setdiff1d(np.arange(len(lines)), [*wrong])
+        # An id that stands twice would lose against itself.
+        keys = np.frombuffer(ids, f"V{ID_BYTES}")[rows]
+        _, first, row_of = np.unique(keys, return_index=True, return_inverse=True)
+        kept = rows[first]
+        committed = self._registry.commit(mark_ids(take_ids(ids, kept)), take_times(times, kept), MATCHED)
+        outcomes = np.frombuffer(committed, np.uint8)[row_of]
+        for row in rows[outcomes != Committed.WON].tolist():
+            told[row] = Joined.LATE, LETTER_REASONS[Fate.LATE]
+        for row in rows[outcomes == Committed.EXPIRED].tolist():
+            told[row] = Joined.LATE, "its primary event is older than the registry remembers"
+        return told
 
 
 class Worker:

@@ -24,8 +24,7 @@ from photon.core.clock import SystemClock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import Registered
-from photon.core.ids import parse_token
-from photon.core.marks import ADDRESSES
+from photon.core.ids import MARK_ADDRESSES, parse_token
 from spark.options import SCAN_TIMEOUT_S
 from spark.reading.lines import fixed_binary
 from spark.reading.paths import is_uri
@@ -116,7 +115,7 @@ def to_arrow(scanned: Scanned, shard: int) -> Any:
         "shard": pa.repeat(pa.scalar(shard, pa.int32()), len(scanned.holder_of)),
     }
     found = pa.RecordBatch.from_pydict(columns)
-    marks = [number for number, holder in enumerate(holders) if holder.address in ADDRESSES]
+    marks = [number for number, holder in enumerate(holders) if holder.address in MARK_ADDRESSES]
     return found.filter(pa.array(~np.isin(scanned.holder_of, marks))) if marks else found
 
 

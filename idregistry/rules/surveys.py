@@ -27,7 +27,7 @@ from idregistry.rules.packing import (
 from idregistry.rules.segments import Cut, Rows, together
 from photon.core.accounts import HOURS_A_DAY, NOTHING, Sum, Tally, plus
 from photon.core.columns import pack_times
-from photon.core.marks import ADDRESSES
+from photon.core.ids import MARK_ADDRESSES
 
 SCAN_IDS_MAX: Final = 1 << 14
 """Ids in a piece: 0.6 MB."""
@@ -167,7 +167,7 @@ def gone_joiners(
     """
     events = Counter[str]()
     for incarnation, address in vanished.items():
-        if address not in leased and address not in ADDRESSES:
+        if address not in leased and address not in MARK_ADDRESSES:
             events[address] += held.get(incarnation, 0)
     most = events.most_common(GONE_JOINERS_MAX)
     return [{"address": address, "events": count} for address, count in most if count > 0]

@@ -1,5 +1,5 @@
 """Where MillWheel and Photon meet: what a computation says is unmatched no joiner joins any more, and what a
-joiner has joined is never said to be (photon.core.marks).
+joiner has joined is never said to be (photon.core.ids).
 """
 
 import contextlib
@@ -14,8 +14,7 @@ from photon.cluster.registry_access import Named, registry_of, running_topology
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import UsageError
 from photon.core.fates import Committed
-from photon.core.ids import parse_token
-from photon.core.marks import UNMATCHED, mark_ids
+from photon.core.ids import UNMATCHED, mark_ids, parse_token
 from photon.core.settings import identity_digest, load_settings
 from photon.logs.formats import JsonLines, json_lines
 

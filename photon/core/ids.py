@@ -256,3 +256,24 @@ def parse_token(packed: bytes) -> Token:
         raise ValueError(f"not a joiner's token of version {_VERSION}: {packed[:32]!r}")
     _, incarnation, time_us = _HEAD.unpack_from(packed)
     return Token(packed[_HEAD.size :].decode(), incarnation, time_us)
+
+
+# --- Marks: what the IdRegistry remembers of primary events, beside the foreign events joined with them.
+#
+# *Matched* and *unmatched* exclude each other in all datacenters: both are registered under the same id,
+# which is the primary event's own with its bits turned, and the first wins. A token of each kind is the same
+# for all, so a mark that is set is set for whoever sets it again, at any time, from anywhere.
+
+MATCHED: Final = Token("matched", 1, 0).pack()
+"""A joiner sets it before it registers an event that it joined with the primary event."""
+UNMATCHED: Final = Token("unmatched", 2, 0).pack()
+"""Set by whoever says that the primary event has no match, and never will."""
+MARK_ADDRESSES: Final = frozenset({"matched", "unmatched"})
+"""In place of a joiner's: tokens of these hold marks, not events."""
+
+_TURNED: Final = np.frombuffer(bytes.fromhex("9e3779b97f4a7c15f39cc0605cedc834"), np.uint8)
+
+
+def mark_ids(ids: bytes) -> bytes:
+    """16 x N ids of primary events -> those of their marks, no event's."""
+    return (np.frombuffer(ids, np.uint8).reshape(-1, ID_BYTES) ^ _TURNED).tobytes()

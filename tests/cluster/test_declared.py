@@ -21,8 +21,7 @@ from photon.cli import backfill
 from photon.core.columns import pack_times
 from photon.core.errors import SettingsMismatchError, UsageError
 from photon.core.fates import Committed
-from photon.core.ids import IdPacker, Token
-from photon.core.marks import MATCHED, mark_ids
+from photon.core.ids import MATCHED, IdPacker, Token, mark_ids
 from photon.core.settings import identity_digest, load_settings
 from spark.registered import scan_of
 from tests.spark.kit import ROOT, RealRegistry

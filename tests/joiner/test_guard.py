@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from joiner.adapter import Adapter, BatchAdapter
-from joiner.guard import DEATHS_MAX, Guard
+from joiner.adapter import DEATHS_MAX, Adapter, BatchAdapter, Guard
 from tests.forked import Child
 
 

@@ -1,10 +1,9 @@
-"""A joiner that marks primary events: matched and unmatched exclude each other (photon.core.marks)."""
+"""A joiner that marks primary events: matched and unmatched exclude each other (photon.core.ids)."""
 
 import pytest
 
 from photon.core.fates import Found
-from photon.core.ids import parse_token
-from photon.core.marks import ADDRESSES, MATCHED, UNMATCHED, mark_ids
+from photon.core.ids import MARK_ADDRESSES, MATCHED, UNMATCHED, mark_ids, parse_token
 from tests.joiner.fakes import batch_of, fates, joined_line, lines_of, output_lines, packed_id
 
 LATE = "its primary event was said to be unmatched before"
@@ -86,4 +85,4 @@ def test_without_the_setting_nothing_is_marked(make, registry):
 
 
 def test_a_marks_token_is_of_no_joiner():
-    assert {parse_token(token).address for token in (MATCHED, UNMATCHED)} == ADDRESSES
+    assert {parse_token(token).address for token in (MATCHED, UNMATCHED)} == MARK_ADDRESSES
