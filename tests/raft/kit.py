@@ -6,12 +6,14 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from photon.raft.membership import HasMet, everybody_met
 from photon.raft.port import Change, ChangeKind, Members, Outcome, RaftLimits, RaftTiming, ReplicatedLog
 from photon.raft.replica import NodeContext, Replica
-from photon.raft.rules.codec import Message, decode, encode
-from photon.raft.snapshot import Head, SnapshotId
+from photon.raft.rules.codec import Message, SnapshotPiece, decode, encode
+from photon.raft.rules.members import command_of
+from photon.raft.snapshot import Head, SnapshotId, write_snapshot
 
 TIMING = RaftTiming()
 ALL_PEERS: Sequence[str] = ("a and its peers",)
@@ -61,8 +63,21 @@ def head(index: int, term: int, voters: str = "abc", learners: str = "") -> Head
     return Head(SnapshotId(index, term), Members(tuple(voters), tuple(learners)))
 
 
+def snapshot_of(directory: Path, index: int, term: int = 1, voters: str = "abc", learners: str = "") -> bytes:
+    """A snapshot's file, of a state that has one id."""
+    machine = Register()
+    machine.apply(command(b"snap%d" % index, index))
+    write_snapshot(directory / "made", head(index, term, voters, learners), machine.freeze())
+    return (directory / "made").read_bytes()
+
+
 def command(key: bytes, token: int) -> bytes:
     return key + struct.pack("<Q", token)
+
+
+def regular(index: int) -> bytes:
+    """A command of the register, as the log has it."""
+    return b"\x00" + command(b"%d" % index, index)
 
 
 class VirtualClock:
@@ -182,19 +197,15 @@ class Lone:
     def hear(self, peer: str, **message: object) -> None:
         self.replica.receive(peer, encode(message))
 
-    def hear_entries(
+    def hear_commands(
         self,
-        terms: Iterable[int],
+        *entries: tuple[bytes, int],
         after: tuple[int, int] = (1, 0),
         term: int = 1,
         commit: int = 1,
         peer: str = "b",
     ) -> None:
-        """An append_entries with one entry of each of the terms; `after` is the (index, term) before them."""
-        entries = [
-            (b"\x00" + command(b"%d" % index, index), index, entry_term)
-            for index, entry_term in enumerate(terms, start=after[0] + 1)
-        ]
+        """An append_entries with these commands and their terms; `after` is the (index, term) before them."""
         self.hear(
             peer,
             type="append_entries",
@@ -202,8 +213,41 @@ class Lone:
             commit_index=commit,
             prevLogIdx=after[0],
             prevLogTerm=after[1],
-            entries=entries,
+            entries=[(body, index, of) for index, (body, of) in enumerate(entries, after[0] + 1)],
         )
+
+    def hear_entries(
+        self, terms: Iterable[int], after: tuple[int, int] = (1, 0), term: int = 1, **named: Any
+    ) -> None:
+        """One command of the register for each of the terms."""
+        made = [(regular(index), of) for index, of in enumerate(terms, after[0] + 1)]
+        self.hear_commands(*made, after=after, term=term, **named)
+
+    def hear_members(self, *lists: Members, term: int = 1, **named: Any) -> None:
+        self.hear_commands(*((command_of(members), term) for members in lists), term=term, **named)
+
+    def hear_snapshot(
+        self,
+        data: bytes,
+        index: int,
+        snapshot_term: int = 1,
+        begin: int = 0,
+        end: int | None = None,
+        peer: str = "b",
+        term: int = 1,
+        commit: int | None = None,
+    ) -> None:
+        """A piece of it, and a turn."""
+        piece = SnapshotPiece(index, snapshot_term, begin, len(data), data[begin:end])
+        commit = index if commit is None else commit
+        self.hear(peer, type="append_entries", term=term, commit_index=commit, serialized=piece)
+        self.turn()
+
+    def take_in(self) -> None:
+        """A snapshot that has come in whole is verified, and becomes the state."""
+        if self.jobs.busy():
+            self.jobs.finish()
+        self.turn()
 
     def lead(self) -> int:
         """Win an election with the vote of b; returns the term."""
@@ -213,6 +257,11 @@ class Lone:
         self.turn()
         assert self.replica.is_leader
         return core.term
+
+    def granted(self, peer: str, asked_in: int = 1, term: int = 0) -> None:
+        """The peer would vote for it."""
+        self.hear(peer, type="response_pre_vote", term=term, round=asked_in)
+        self.turn()
 
     def pre_vote(self) -> None:
         """Ask whether the others would vote for it."""

@@ -1,6 +1,5 @@
 """Groups and members that change while whole hosts run: threads, sockets, disks."""
 
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,19 +157,6 @@ def test_leadership_is_handed_to_the_one_that_is_named(cluster: Cluster) -> None
         wait_until(lambda node=node, to=to: node.in_raft_thread(lambda: node.logs[0].hand_over(to)))
         wait_until(lambda to=to: cluster.leader() == to)
         cluster.register(b"x", 1)
-
-
-def test_one_that_has_lost_its_disk_is_refused_by_its_peers(cluster: Cluster) -> None:
-    cluster.start()
-    cluster.register(b"x", 1)
-    lost = next(name for name in "abc" if name != cluster.wait_for_leader())
-    cluster.stop(lost)
-    shutil.rmtree(cluster.directory / lost)
-    cluster.start(lost)
-    threading.Event().wait(1.5)
-    assert cluster.nodes[lost].machines[0].tokens == {}
-    assert cluster.nodes[lost].logs[0].leader is None
-    assert cluster.register(b"y", 1) is True
 
 
 def test_groups_come_and_go_while_the_host_runs(cluster: Cluster) -> None:

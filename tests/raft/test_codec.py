@@ -81,90 +81,72 @@ def test_no_other_kind_is_ever_sent(kind: str) -> None:
         encode({"type": kind, "term": 1, "command": b""})
 
 
+APPEND = {
+    "type": "append_entries",
+    "term": 3,
+    "commit_index": 4,
+    "prevLogIdx": 4,
+    "prevLogTerm": 2,
+    "entries": [(b"x", 5, 2), (b"y", 6, 3)],
+}
+"""A message that is good: after entry 4 of term 2 come two of terms 2 and 3, from a leader in term 3."""
+
+
 def append(**changed: object) -> dict[str, object]:
-    """A message that is good: after entry 4 of term 2 come two of terms 2 and 3, from a leader in term 3."""
-    good: dict[str, object] = {
-        "type": "append_entries",
-        "term": 3,
-        "commit_index": 4,
-        "prevLogIdx": 4,
-        "prevLogTerm": 2,
-        "entries": [(b"x", 5, 2), (b"y", 6, 3)],
-    }
-    return {**good, **changed}
+    return {**APPEND, **changed}
+
+
+def piece(index: int = 9, term: int = 1, total: int = 1) -> dict[str, object]:
+    said = SnapshotPiece(index, term, 0, total, b"x")
+    return {"type": "append_entries", "term": 3, "commit_index": 1, "serialized": said}
+
+
+FALLING = "terms fall, or lie above their leader's"
+BOUNDS = "past all bounds"
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("message", "why"),
     [
-        {"term": 2},
-        {"term": 1, "entries": []},
-        {"entries": [(b"x", 5, 3), (b"y", 6, 2)]},
-        {"entries": [(b"x", 5, 1), (b"y", 6, 3)]},
+        (append(term=2), FALLING),
+        (append(term=1, entries=[]), FALLING),
+        (append(entries=[(b"x", 5, 3), (b"y", 6, 2)]), FALLING),
+        (append(entries=[(b"x", 5, 1), (b"y", 6, 3)]), FALLING),
+        (piece(term=4), "later term than its leader"),
+        (append(entries=[(b"x", 5, 2), (b"", 6, 3)]), "empty"),
+        (append(term=2**62), BOUNDS),
+        (append(commit_index=2**62), BOUNDS),
+        (append(prevLogIdx=2**62 - 1, entries=[(b"x", 2**62, 2)]), BOUNDS),
+        (piece(index=2**62), BOUNDS),
+        (piece(total=2**62), BOUNDS),
+        (
+            {"type": "next_node_idx", "term": 1, "next_node_idx": 2**62, "reset": False, "success": True},
+            BOUNDS,
+        ),
+        (
+            {"type": "next_node_idx", "term": 2**62, "next_node_idx": 1, "reset": False, "success": True},
+            BOUNDS,
+        ),
+        ({"type": "request_vote", "term": 2**62, "last_log_index": 1, "last_log_term": 1}, BOUNDS),
+        ({"type": "request_vote", "term": 1, "last_log_index": 2**62, "last_log_term": 1}, BOUNDS),
+        (
+            {"type": "request_pre_vote", "term": 1, "round": 1, "last_log_index": 1, "last_log_term": 2**62},
+            BOUNDS,
+        ),
+        ({"type": "response_pre_vote", "term": 2**62, "round": 1}, BOUNDS),
+        ({"type": "response_vote", "term": 2**62}, BOUNDS),
+        ({"type": "timeout_now", "term": 2**62}, BOUNDS),
     ],
-    ids=["above the leader's", "the one before above the leader's", "falling", "falling at once"],
 )
-def test_entries_whose_terms_cannot_be_are_refused(changed: dict[str, object]) -> None:
-    """In a log they would end its replica at the next start, for good."""
+def test_what_no_replica_can_mean_is_refused(message: dict[str, object], why: str) -> None:
+    """In a log entries whose terms fall would end its replica at the next start, for good."""
     assert decode(encode(append())) == append()
-    with pytest.raises(MessageError, match="terms fall, or lie above their leader's"):
-        decode(encode(append(**changed)))
-
-
-def test_a_snapshot_of_a_later_term_than_its_leaders_is_refused() -> None:
-    piece = SnapshotPiece(9, 4, 0, 1, b"x")
-    with pytest.raises(MessageError, match="later term than its leader"):
-        decode(encode({"type": "append_entries", "term": 3, "commit_index": 9, "serialized": piece}))
-
-
-def test_an_empty_command_is_refused() -> None:
-    with pytest.raises(MessageError, match="empty"):
-        decode(encode(append(entries=[(b"x", 5, 2), (b"", 6, 3)])))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        append(term=2**62),
-        append(commit_index=2**62),
-        append(prevLogIdx=2**62 - 1, entries=[(b"x", 2**62, 2)]),
-        {
-            "type": "append_entries",
-            "term": 3,
-            "commit_index": 1,
-            "serialized": SnapshotPiece(2**62, 1, 0, 1, b"x"),
-        },
-        {
-            "type": "append_entries",
-            "term": 3,
-            "commit_index": 1,
-            "serialized": SnapshotPiece(9, 1, 0, 2**62, b"x"),
-        },
-        {"type": "next_node_idx", "term": 1, "next_node_idx": 2**62, "reset": False, "success": True},
-        {"type": "next_node_idx", "term": 2**62, "next_node_idx": 1, "reset": False, "success": True},
-        {"type": "request_vote", "term": 2**62, "last_log_index": 1, "last_log_term": 1},
-        {"type": "request_vote", "term": 1, "last_log_index": 2**62, "last_log_term": 1},
-        {"type": "request_pre_vote", "term": 1, "round": 1, "last_log_index": 1, "last_log_term": 2**62},
-        {"type": "response_pre_vote", "term": 2**62, "round": 1},
-        {"type": "response_vote", "term": 2**62},
-        {"type": "timeout_now", "term": 2**62},
-    ],
-)
-def test_numbers_that_no_group_comes_to_are_refused(message: dict[str, object]) -> None:
-    with pytest.raises(MessageError, match="past all bounds"):
+    with pytest.raises(MessageError, match=why):
         decode(encode(message))
 
 
 def test_a_count_of_entries_past_the_message_is_refused_without_allocating_for_it() -> None:
-    message = {
-        "type": "append_entries",
-        "term": 1,
-        "commit_index": 1,
-        "prevLogIdx": 1,
-        "prevLogTerm": 1,
-        "entries": [],
-    }
-    data = bytearray(encode(message))
+    data = bytearray(encode(append(entries=[])))
     data[-4:] = b"\xff\xff\xff\xff"
     with pytest.raises(MessageError):
         decode(bytes(data))

@@ -2,7 +2,7 @@
 
 from photon.raft.elections import PreVote
 from photon.raft.port import ChangeKind, Members
-from photon.raft.rules.members import command_of, is_majority
+from photon.raft.rules.members import is_majority
 from tests.raft.kit import TIMING, Lone, Make, VirtualClock
 
 
@@ -55,11 +55,9 @@ def test_an_answer_to_an_earlier_question_does_not_count(make: Make) -> None:
     lone = make()
     lone.pre_vote()
     lone.pre_vote()
-    lone.hear("b", type="response_pre_vote", term=0, round=1)
-    lone.turn()
+    lone.granted("b")
     assert lone.replica.core.term == 0
-    lone.hear("b", type="response_pre_vote", term=0, round=2)
-    lone.turn()
+    lone.granted("b", 2)
     assert lone.replica.core.term == 1
 
 
@@ -67,8 +65,7 @@ def test_a_leader_that_speaks_ends_the_asking(make: Make) -> None:
     lone = make()
     lone.pre_vote()
     lone.hear_entries([], term=3, peer="c")
-    lone.hear("b", type="response_pre_vote", term=0, round=1)
-    lone.turn()
+    lone.granted("b")
     assert (lone.replica.core.term, lone.replica.leader) == (3, "c")
 
 
@@ -77,8 +74,7 @@ def test_who_has_voted_for_another_stands_no_more_on_an_earlier_question(make: M
     lone = make()
     lone.pre_vote()
     assert ask_vote(lone, "c", term=1)
-    lone.hear("b", type="response_pre_vote", term=0, round=1)
-    lone.turn()
+    lone.granted("b")
     assert (lone.replica.core.term, lone.wire.take("request_vote")) == (1, [])
 
 
@@ -86,40 +82,24 @@ def test_a_vote_that_is_not_given_ends_no_asking(make: Make) -> None:
     lone = make()
     lone.pre_vote()
     assert not ask_vote(lone, "c", term=1, last=(0, 0))
-    lone.hear("b", type="response_pre_vote", term=0, round=1)
-    lone.turn()
+    lone.granted("b")
     assert {peer for peer, _ in lone.wire.take("request_vote")} == {"b", "c"}
 
 
 def test_neither_a_stranger_nor_a_learner_helps_to_win(make: Make) -> None:
     lone = make(peers="bc")
-    lone.hear("b", **entry(command_of(Members(("a", "b", "c"), ("d",)))))
+    lone.hear_members(Members(("a", "b", "c"), ("d",)))
     lone.turn()
     lone.pre_vote()
     for helper in "dx":
-        lone.hear(helper, type="response_pre_vote", term=1, round=1)
-    lone.turn()
+        lone.granted(helper, term=1)
     assert lone.replica.core.term == 1
-    lone.hear("b", type="response_pre_vote", term=1, round=1)
-    lone.turn()
+    lone.granted("b", term=1)
     assert lone.replica.core.term == 2
     for helper in "dx":
         lone.hear(helper, type="response_vote", term=2)
     assert not lone.replica.is_leader
     lone.hear("c", type="response_vote", term=2)
-    assert lone.replica.is_leader
-
-
-def test_a_vote_counts_once_however_often_it_comes(make: Make) -> None:
-    lone = make(peers="bcde")
-    lone.pre_vote()
-    for helper in "bc":
-        lone.hear(helper, type="response_pre_vote", term=0, round=1)
-    lone.turn()
-    for _ in range(3):
-        lone.hear("b", type="response_vote", term=lone.replica.core.term)
-    assert not lone.replica.is_leader
-    lone.hear("c", type="response_vote", term=lone.replica.core.term)
     assert lone.replica.is_leader
 
 
@@ -132,18 +112,6 @@ def test_a_late_vote_of_an_earlier_term_has_none_of_this_one_counted_twice(make:
     assert not lone.replica.is_leader
     lone.hear("c", type="response_vote", term=term)
     assert lone.replica.is_leader
-
-
-def entry(command: bytes, index: int = 2, term: int = 1, commit: int = 1) -> dict[str, object]:
-    """An append_entries with one entry right behind the first."""
-    return {
-        "type": "append_entries",
-        "term": term,
-        "commit_index": commit,
-        "prevLogIdx": index - 1,
-        "prevLogTerm": 0,
-        "entries": [(command, index, term)],
-    }
 
 
 def test_who_hears_a_live_leader_grants_nothing_and_its_term_stays(make: Make, clock: VirtualClock) -> None:
@@ -205,7 +173,7 @@ def test_a_blank_replica_never_votes_never_stands_and_never_leads(make: Make, cl
 def test_a_learner_never_stands_but_votes_where_it_is_asked(make: Make, clock: VirtualClock) -> None:
     """It may not have come yet to the entry that made it a voter, and be needed."""
     lone = make(founders=None)
-    lone.hear("b", **entry(command_of(Members(("b", "c"), ("a",)))))
+    lone.hear_members(Members(("b", "c"), ("a",)))
     lone.turn()
     lone.hear("b", type="timeout_now", term=1)
     lone.turn()
@@ -219,8 +187,7 @@ def test_the_highest_term_of_those_asked_is_taken_over(make: Make) -> None:
     """Else an election would fail for each term that the others are ahead."""
     lone = make()
     lone.pre_vote()
-    lone.hear("b", type="response_pre_vote", term=40, round=1)
-    lone.turn()
+    lone.granted("b", term=40)
     assert {message["term"] for _, message in lone.wire.take("request_vote")} == {41}
 
 
@@ -283,7 +250,7 @@ def test_one_in_a_later_term_tells_the_leader_which_rises_to_it(make: Make, cloc
 
 def test_a_removed_replica_does_not_stand(make: Make, clock: VirtualClock) -> None:
     lone = make()
-    lone.hear("b", **entry(command_of(Members(("b", "c")))))
+    lone.hear_members(Members(("b", "c")))
     clock.at += TIMING.election_s_max
     lone.turn()
     assert lone.wire.take("request_pre_vote") == []

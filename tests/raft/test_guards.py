@@ -11,39 +11,18 @@ from photon.raft.port import Applied, Members, Unknown
 from photon.raft.rules.codec import MessageError, SnapshotPiece
 from photon.raft.rules.guards import Conflict, conflict_start, fit, next_index_of
 from photon.raft.rules.members import command_of
-from photon.raft.snapshot import SnapshotId, write_snapshot
-from tests.raft.kit import SMALL, Lone, Make, Register, command, head
+from photon.raft.snapshot import SnapshotId
+from tests.raft.kit import SMALL, Lone, Make, regular, snapshot_of
 
 
 def acks(lone: Lone, peer: str = "b") -> list[dict[str, object]]:
     return [message for to, message in lone.wire.take("next_node_idx") if to == peer]
 
 
-def snapshot_of(tmp_path: Path, index: int, term: int, ids: int = 3) -> bytes:
-    machine = Register()
-    for number in range(ids):
-        machine.apply(command(b"snap%d" % number, number))
-    path = tmp_path / "made"
-    write_snapshot(path, head(index, term), machine.freeze())
-    return path.read_bytes()
-
-
-def hear_piece(
-    lone: Lone, data: bytes, index: int, snapshot_term: int, term: int, commit: int, **at: int
-) -> None:
-    begin, end = at.get("begin", 0), at.get("end", len(data))
-    piece = SnapshotPiece(index, snapshot_term, begin, len(data), data[begin:end])
-    lone.hear("b", type="append_entries", term=term, commit_index=commit, serialized=piece)
-    lone.turn()
-    if lone.jobs.busy():
-        lone.jobs.finish()  # what is whole is verified
-
-
 def test_s1_a_piece_of_a_snapshot_commits_nothing_of_the_log_it_finds(lone: Lone, tmp_path: Path) -> None:
     """An old leader's own conflicting entries must not pass for committed while a snapshot comes in."""
     lone.hear_entries([1, 1, 1], commit=1)
-    data = snapshot_of(tmp_path, 50, 2)
-    hear_piece(lone, data, 50, 2, term=2, commit=60, end=10)
+    lone.hear_snapshot(snapshot_of(tmp_path, 50, 2), 50, 2, end=10, term=2, commit=60)
     lone.turn()
     assert lone.replica.core.commit_index == 1
     assert lone.machine.count == 0
@@ -106,8 +85,8 @@ def test_s9_an_older_snapshot_never_replaces_what_is_committed(lone: Lone, tmp_p
     lone.turn()
     before = dict(lone.machine.tokens)
     acks(lone)
-    hear_piece(lone, snapshot_of(tmp_path, 4, 1), 4, 1, term=1, commit=5)
-    lone.turn()
+    lone.hear_snapshot(snapshot_of(tmp_path, 4), 4, commit=5)
+    lone.take_in()
     assert lone.machine.tokens == before
     assert lone.replica.store.snapshots.current is None
     # The leader learns that it need not send the rest.
@@ -118,17 +97,17 @@ def test_an_installed_snapshot_keeps_the_matching_tail_of_the_log(lone: Lone, tm
     lone.hear_entries([1, 1, 1, 1], commit=1)
     lone.turn()
     acks(lone)
-    hear_piece(lone, snapshot_of(tmp_path, 3, 1), 3, 1, term=1, commit=3)
-    lone.turn()
+    lone.hear_snapshot(snapshot_of(tmp_path, 3), 3)
+    lone.take_in()
     assert [index for _, index, _ in lone.replica.store.journal.entries] == [3, 4, 5]
     assert acks(lone)[-1]["next_node_idx"] == 4
-    assert lone.machine.tokens[b"snap2"] == 2
+    assert lone.machine.tokens[b"snap3"] == 3
 
 
 def test_an_installed_snapshot_replaces_a_log_that_conflicts_with_it(lone: Lone, tmp_path: Path) -> None:
     lone.hear_entries([1, 1, 1, 1], commit=1)
-    hear_piece(lone, snapshot_of(tmp_path, 3, 2), 3, 2, term=2, commit=3)
-    lone.turn()
+    lone.hear_snapshot(snapshot_of(tmp_path, 3, 2), 3, 2, term=2)
+    lone.take_in()
     assert [(index, term) for _, index, term in lone.replica.store.journal.entries] == [(3, 2)]
     assert acks(lone)[-1]["next_node_idx"] == 4
 
@@ -137,31 +116,29 @@ def test_a_damaged_snapshot_replaces_nothing(
     lone: Lone, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lone.hear_entries([1, 1], commit=1)
-    data = bytearray(snapshot_of(tmp_path, 9, 1))
+    data = bytearray(snapshot_of(tmp_path, 9))
     data[-20] ^= 1
     with caplog.at_level("WARNING"):
-        hear_piece(lone, bytes(data), 9, 1, term=1, commit=9)
-        lone.turn()
+        lone.hear_snapshot(bytes(data), 9)
+        lone.take_in()
     assert lone.replica.store.snapshots.current is None
     assert lone.terms() == [1, 1]
     assert not acks(lone)[-1]["success"]
-    (told,) = [
-        record.getMessage() for record in caplog.records if "damaged on its way" in record.getMessage()
-    ]
+    (told,) = [line for line in caplog.messages if "damaged on its way" in line]
     assert "asked for again" in told
     assert "replace this node" not in told, "its own disk is good"
 
 
 def test_a_snapshot_that_misses_a_piece_is_asked_for_again(lone: Lone, tmp_path: Path) -> None:
-    data = snapshot_of(tmp_path, 9, 1)
+    data = snapshot_of(tmp_path, 9)
     half = len(data) // 2
-    hear_piece(lone, data, 9, 1, term=1, commit=9, end=half)
-    hear_piece(lone, data, 9, 1, term=1, commit=9, begin=half + 1)
-    lone.turn()
+    lone.hear_snapshot(data, 9, end=half)
+    lone.hear_snapshot(data, 9, begin=half + 1)
+    lone.take_in()
     assert lone.replica.store.snapshots.current is None
     for begin, end in ((0, half), (half, half), (half, len(data))):
-        hear_piece(lone, data, 9, 1, term=1, commit=9, begin=begin, end=end)
-    lone.turn()
+        lone.hear_snapshot(data, 9, begin=begin, end=end)
+    lone.take_in()
     assert lone.replica.store.snapshots.current == SnapshotId(9, 1)
 
 
@@ -285,11 +262,8 @@ def test_waiting_proposals_are_unknown_as_soon_as_leadership_is_lost(lone: Lone)
 def test_nothing_of_a_message_with_a_bad_list_of_members_is_taken(lone: Lone) -> None:
     lone.hear_entries([1, 1])
     cut = command_of(Members(("a", "b")))[:-1]
-    entries = [(b"\x00" + command(b"good", 1), 3, 2), (cut, 4, 2)]
     with pytest.raises(MessageError):
-        lone.hear(
-            "c", type="append_entries", term=2, commit_index=1, prevLogIdx=2, prevLogTerm=1, entries=entries
-        )
+        lone.hear_commands((regular(3), 2), (cut, 2), after=(2, 1), term=2, peer="c")
     lone.turn()
     assert (lone.terms(), lone.replica.core.term) == ([1, 1], 1)
 

@@ -1,7 +1,7 @@
 """What a host's directory remembers, and that a part of it which is gone is noticed."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,26 @@ from photon.core.errors import CorruptStateError, LockedError, StorageError
 from photon.raft import home as homes
 from photon.raft.home import NO_LIFE, Home
 
+Start = Callable[[Path], Home]
 
-def with_groups(directory: Path, *groups: int) -> Home:
-    home = Home(directory)
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """A host's directory, where the one that was started before has ended."""
+    started: list[Home] = []
+
+    def started_anew(directory: Path) -> Home:
+        if started:
+            started[-1].close()
+        started.append(Home(directory))
+        return started[-1]
+
+    yield started_anew
+    for home in started:
+        home.close()
+
+
+def with_groups(home: Home, *groups: int) -> Home:
     for group in groups:
         home.group(group).mkdir()
         (home.group(group) / "hard_state").write_bytes(b"x")
@@ -21,17 +38,10 @@ def with_groups(directory: Path, *groups: int) -> Home:
     return home
 
 
-def test_the_identity_is_made_once(tmp_path: Path) -> None:
-    home = Home(tmp_path / "a")
-    identity = home.identity
+def test_the_identity_is_made_once(start: Start, tmp_path: Path) -> None:
+    identity = start(tmp_path / "a").identity
     assert len(identity) == 16
-    home.close()
-    again = Home(tmp_path / "a")
-    assert again.identity == identity
-    again.close()
-    other = Home(tmp_path / "b")
-    assert other.identity != identity
-    other.close()
+    assert start(tmp_path / "a").identity == identity != start(tmp_path / "b").identity
 
 
 def test_a_directory_is_one_hosts_only(tmp_path: Path) -> None:
@@ -42,15 +52,14 @@ def test_a_directory_is_one_hosts_only(tmp_path: Path) -> None:
     Home(tmp_path).close()
 
 
-def test_a_group_that_was_there_and_is_missing_stops_the_start(tmp_path: Path) -> None:
+def test_a_group_that_was_there_and_is_missing_stops_the_start(start: Start, tmp_path: Path) -> None:
     for loss in (shutil.rmtree, lambda path: (path / "hard_state").unlink()):
         directory = tmp_path / str(loss)
-        home = with_groups(directory, 0, 3)
+        home = with_groups(start(directory), 0, 3)
         assert home.groups() == [0, 3]
-        home.close()
         loss(home.group(3))
         with pytest.raises(CorruptStateError, match=r"group-0003.*replace this node"):
-            Home(directory)
+            start(directory)
 
 
 FILES = ("identity", "groups", "peers", "met", "lives")
@@ -58,10 +67,10 @@ FILES = ("identity", "groups", "peers", "met", "lives")
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), "flip"])
-def test_a_damaged_or_missing_file_stops_the_start(tmp_path: Path, name: str, damage: object) -> None:
-    home = with_groups(tmp_path, 0)
-    home.identity_seen("b", bytes(16))
-    home.close()
+def test_a_damaged_or_missing_file_stops_the_start(
+    start: Start, tmp_path: Path, name: str, damage: object
+) -> None:
+    with_groups(start(tmp_path), 0).identity_seen("b", bytes(16))
     path = tmp_path / name
     if callable(damage):
         damage(path)
@@ -70,51 +79,40 @@ def test_a_damaged_or_missing_file_stops_the_start(tmp_path: Path, name: str, da
         data[1] ^= 1
         path.write_bytes(data)
     with pytest.raises(CorruptStateError, match=f"{name}.*replace this node"):
-        Home(tmp_path)
+        start(tmp_path)
 
 
-def test_a_birth_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
-    Home(tmp_path).close()
-    (tmp_path / "identity").unlink()
-    Home(tmp_path).close()
-
-
-def test_a_peer_with_another_identity_has_lost_its_disk_and_is_refused(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+def test_a_peer_with_another_identity_has_lost_its_disk_and_is_refused(start: Start, tmp_path: Path) -> None:
+    home = start(tmp_path)
     assert home.identity_seen("b", b"1" * 16) is None
     assert home.identity_seen("b", b"1" * 16) is None
     assert home.identity_seen("c", b"2" * 16) is None
-    home.close()
-    again = Home(tmp_path)
+    again = start(tmp_path)
     reason = again.identity_seen("b", b"3" * 16)
     assert reason is not None and "b does not have the directory it had" in reason
     assert "replace this node" in reason
     assert again.identity_seen("c", b"2" * 16) is None
-    again.close()
 
 
-def test_only_who_was_met_and_not_merely_seen_counts_as_met_and_it_is_remembered(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+def test_only_who_was_met_and_not_merely_seen_counts_as_met_and_it_is_remembered(
+    start: Start, tmp_path: Path
+) -> None:
+    home = start(tmp_path)
     home.identity_seen("b", b"1" * 16)
     home.identity_seen("c", b"2" * 16)
     home.met("b", bytes(32))
-    home.close()
-    again = Home(tmp_path)
-    assert [again.has_met(peer) for peer in "bcd"] == [True, False, False]
-    again.close()
+    assert [start(tmp_path).has_met(peer) for peer in "bcd"] == [True, False, False]
 
 
-def test_a_directory_that_is_born_again_has_met_nobody(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+def test_a_birth_that_was_cut_short_is_done_again_and_has_met_nobody(start: Start, tmp_path: Path) -> None:
+    home = start(tmp_path)
     home.identity_seen("b", b"1" * 16)
     home.met("b", bytes(32))
-    home.close()
     for name in ("identity", "groups", "peers"):
         (tmp_path / name).unlink()
-    blank = Home(tmp_path)
+    blank = start(tmp_path)
     blank.identity_seen("b", b"1" * 16)
     assert not blank.has_met("b")
-    blank.close()
 
 
 def copied(directory: Path, name: str) -> Path:
@@ -128,18 +126,17 @@ def life_in(directory: Path) -> bytes:
     return home.life
 
 
-def test_each_start_is_a_life_of_its_own_that_later_ones_remember(tmp_path: Path) -> None:
+def test_each_start_is_a_life_of_its_own_that_later_ones_remember(start: Start, tmp_path: Path) -> None:
     lives = [life_in(tmp_path / "b") for _ in range(3)]
     assert sorted({*lives}) == lives, "and a later one is greater"
-    home = Home(tmp_path / "b")
+    home = start(tmp_path / "b")
     for life in (NO_LIFE, *lives, home.life):
         home.check_life("a", life)
-    home.close()
 
 
 @pytest.mark.parametrize("starts_since", [0, 1, 5])
 def test_a_directory_that_was_put_back_knows_nothing_of_the_life_that_was_met(
-    tmp_path: Path, starts_since: int
+    start: Start, tmp_path: Path, starts_since: int
 ) -> None:
     """Though it may have been started as often as the one that is gone, or more often."""
     life_in(tmp_path / "b")
@@ -147,43 +144,35 @@ def test_a_directory_that_was_put_back_knows_nothing_of_the_life_that_was_met(
     met = life_in(tmp_path / "b")
     for _ in range(starts_since):
         life_in(copy)
-    home = Home(copy)
     with pytest.raises(
         CorruptStateError, match=r"copy: a remembers a later life.*put back.*replace this node"
     ):
-        home.check_life("a", met)
-    home.close()
+        start(copy).check_life("a", met)
 
 
-def test_a_directory_that_is_another_one_is_for_the_peers_to_refuse(tmp_path: Path) -> None:
+def test_a_directory_that_is_another_one_is_for_the_peers_to_refuse(start: Start, tmp_path: Path) -> None:
     """They say why: it has lost its disk."""
     met = life_in(tmp_path / "b")
-    home = Home(tmp_path / "other")
-    home.check_life("a", met)
-    home.close()
+    start(tmp_path / "other").check_life("a", met)
 
 
 def test_a_life_from_before_all_that_are_kept_is_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(homes, "LIVES_MAX", 3)
     lives = [life_in(tmp_path / "b") for _ in range(5)]
-    home = Home(tmp_path / "b")
+    home = start(tmp_path / "b")
     for life in lives:
         home.check_life("a", life)
-    home.close()
 
 
-def test_the_life_a_peer_was_last_met_in_is_remembered(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+def test_the_life_a_peer_was_last_met_in_is_remembered(start: Start, tmp_path: Path) -> None:
+    home = start(tmp_path)
     assert home.last_life("b") == NO_LIFE
     for life in (b"1" * 32, b"2" * 32):
         home.identity_seen("b", b"1" * 16)
         home.met("b", life)
-    home.close()
-    again = Home(tmp_path)
-    assert again.last_life("b") == b"2" * 32
-    again.close()
+    assert start(tmp_path).last_life("b") == b"2" * 32
 
 
 class Crash(Exception):
@@ -210,11 +199,11 @@ def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "rename", count(Path.rename))
 
 
-def test_a_group_is_deleted_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_group_is_deleted_whole_or_not_at_all(start: Start, tmp_path: Path) -> None:
     outcomes = set()
     for step in range(20):
         directory = tmp_path / str(step)
-        home = with_groups(directory, 0, 1)
+        home = with_groups(start(directory), 0, 1)
         with pytest.MonkeyPatch.context() as patched:
             crash_at(step, patched)
             try:
@@ -222,19 +211,19 @@ def test_a_group_is_deleted_whole_or_not_at_all(tmp_path: Path) -> None:
                 crashed = False
             except Crash:
                 crashed = True
-        home.close()
-        again = Home(directory)
+        again = start(directory)
         assert again.groups() in ([0], [0, 1])
         assert again.group(1).exists() == (1 in again.groups())
         assert not list(directory.glob("*.gone"))
         assert crashed or again.groups() == [0]
         outcomes.add((crashed, len(again.groups())))
-        again.close()
     assert outcomes == {(True, 1), (True, 2), (False, 1)}
 
 
-def test_a_disk_that_fails_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = Home(tmp_path)
+def test_a_disk_that_fails_is_told_as_such(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = start(tmp_path)
 
     def fail(path: Path, data: bytes) -> None:
         raise OSError(5, "Input/output error")
@@ -244,4 +233,3 @@ def test_a_disk_that_fails_is_told_as_such(tmp_path: Path, monkeypatch: pytest.M
         home.identity_seen("b", bytes(16))
     monkeypatch.undo()
     assert home.identity_seen("b", b"1" * 16) is None, "what was not written was not remembered"
-    home.close()

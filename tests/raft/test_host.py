@@ -14,7 +14,7 @@ from photon.core import disk
 from photon.core.errors import AddressInUseError, DiskFullError, UsageError
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
-from photon.raft.port import RaftLimits, Refused
+from photon.raft.port import RaftLimits
 from tests.ports import free_ports
 from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import Register, command
@@ -69,36 +69,6 @@ def test_a_replica_whose_disk_was_put_back_from_a_copy_stops_and_grants_nothing(
     assert cluster.register(b"X", 2) is False
 
 
-def test_an_empty_replica_catches_up_by_snapshot_while_commits_go_on(make_cluster: MakeCluster) -> None:
-    limits = RaftLimits(compact_entries=50, tail_entries=5, snapshot_piece_bytes=1000, segment_bytes=2000)
-    cluster = make_cluster(limits=limits)
-    cluster.start()
-    cluster.wait_for_leader()
-    cluster.stop("c")
-    for number in range(300):
-        cluster.register(b"id%d" % number, 1)
-    stop = threading.Event()
-    count = 300
-
-    def go_on() -> None:
-        nonlocal count
-        while not stop.is_set():
-            cluster.register(b"id%d" % count, 1)
-            count += 1
-
-    client = threading.Thread(target=go_on)
-    client.start()
-    try:
-        cluster.start("c")
-        wait_until(lambda: b"id299" in cluster.nodes["c"].machines[0].tokens)
-    finally:
-        stop.set()
-        client.join()
-    assert count > 300
-    cluster.wait_until_equal()
-    assert (cluster.directory / "c" / "group-0000" / "snapshot").exists()
-
-
 def test_many_groups_share_one_port_and_one_thread(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(groups=4)
     cluster.start()
@@ -107,23 +77,6 @@ def test_many_groups_share_one_port_and_one_thread(make_cluster: MakeCluster) ->
     for group in range(4):
         cluster.wait_until_equal(group)
         assert {node.machines[group].tokens[b"same"] for node in cluster.nodes.values()} == {group}
-
-
-def test_a_follower_names_the_leader(cluster: Cluster) -> None:
-    cluster.start()
-    leader = cluster.wait_for_leader()
-    follower = next(name for name in cluster.nodes if name != leader)
-    wait_until(lambda: cluster.nodes[follower].logs[0].leader == leader)
-    outcome = cluster.propose(follower, command(b"x", 1))
-    assert isinstance(outcome, Refused)
-    assert outcome.leader == leader
-    status = cluster.nodes[follower].logs[0].status()
-    assert (status.node, status.leader, status.is_leader, status.has_quorum) == (
-        follower,
-        leader,
-        False,
-        True,
-    )
 
 
 def test_a_group_of_one_leads_itself_at_once(make_cluster: MakeCluster) -> None:
@@ -252,20 +205,6 @@ def test_a_leaders_entries_are_on_their_way_while_its_own_disk_works(
     monkeypatch.setattr(disk, "sync_data", sync)
     cluster.register(b"id", 1)
     assert came == [True]
-
-
-def test_a_state_machine_that_raises_is_told_as_fatal(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(names="a")
-    cluster.start()
-    node = cluster.nodes["a"]
-
-    def broken(body: bytes) -> object:
-        raise RuntimeError("a bug")
-
-    node.machines[0].apply = broken  # type: ignore[method-assign]
-    cluster.propose("a", command(b"x", 1))
-    wait_until(lambda: bool(node.fatal))
-    assert "the state machine raised RuntimeError" in str(node.fatal[0])
 
 
 def lone_host(directory: Path, port: int = 0) -> RaftHost:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from photon.raft.port import ChangeKind, RaftLimits
-from photon.raft.rules.codec import SnapshotPiece
-from photon.raft.snapshot import SnapshotId, StateMachineError, write_snapshot
+from photon.raft.snapshot import SnapshotId, StateMachineError
 from tests.raft.cluster import Cluster
-from tests.raft.kit import Lone, Register, command, head
+from tests.raft.kit import Lone, Register, snapshot_of
 from tests.waiting import wait_until
 
 
@@ -37,16 +36,6 @@ class PreparedRegister(Register):
         return put
 
 
-def hear_snapshot(lone: Lone, tmp_path: Path, index: int, peer: str = "b", term: int = 1) -> None:
-    machine = Register()
-    machine.apply(command(b"snap%d" % index, index))
-    write_snapshot(tmp_path / "made", head(index, 1), machine.freeze())
-    data = (tmp_path / "made").read_bytes()
-    piece = SnapshotPiece(index, 1, 0, len(data), data)
-    lone.hear(peer, type="append_entries", term=term, commit_index=index, serialized=piece)
-    lone.turn()
-
-
 def answers(lone: Lone) -> list[tuple[int, bool, bool]]:
     return [
         (message["next_node_idx"], message["success"], message["reset"])
@@ -57,13 +46,12 @@ def answers(lone: Lone) -> list[tuple[int, bool, bool]]:
 def test_what_follows_a_snapshot_does_not_have_it_sent_again_while_it_is_taken_in(
     lone: Lone, tmp_path: Path
 ) -> None:
-    hear_snapshot(lone, tmp_path, 50)
+    lone.hear_snapshot(snapshot_of(tmp_path, 50), 50)
     lone.hear_entries([1, 1], after=(50, 1), commit=50)
     lone.turn()
     assert answers(lone) == [(2, False, False)] * 2, "it lives, and that is all it says"
     assert lone.replica.leader == "b"
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     assert answers(lone) == [(51, True, False)]
     lone.hear_entries([1], after=(51, 1), commit=50)
     lone.turn()
@@ -77,9 +65,8 @@ def test_where_the_log_differed_before_a_snapshot_is_forgotten_with_it(lone: Lon
     """Else the leader is sent back to before what it knows to be here, and does not believe it, for ever."""
     lone.hear_entries([1] + [2] * 8, term=2)
     lone.hear_entries([], after=(9, 3), term=3, peer="c")
-    hear_snapshot(lone, tmp_path, 50, peer="c", term=3)
-    lone.jobs.finish()
-    lone.turn()
+    lone.hear_snapshot(snapshot_of(tmp_path, 50), 50, peer="c", term=3)
+    lone.take_in()
     answers(lone)
     lone.hear_entries([3], after=(60, 3), term=3, commit=50, peer="c")
     lone.turn()
@@ -87,34 +74,27 @@ def test_where_the_log_differed_before_a_snapshot_is_forgotten_with_it(lone: Lon
 
 
 def test_a_snapshot_that_is_another_than_it_was_said_to_be_is_not_taken(lone: Lone, tmp_path: Path) -> None:
-    write_snapshot(tmp_path / "made", head(40, 1), Register().freeze())
-    data = (tmp_path / "made").read_bytes()
-    piece = SnapshotPiece(50, 1, 0, len(data), data)
-    lone.hear("b", type="append_entries", term=1, commit_index=50, serialized=piece)
-    lone.turn()
-    lone.jobs.finish()
-    lone.turn()
+    lone.hear_snapshot(snapshot_of(tmp_path, 40), 50)
+    lone.take_in()
     assert lone.replica.store.snapshots.current is None
     assert lone.replica.core.applied_index == 1
 
 
 def test_a_snapshot_that_has_come_in_is_not_written_over(lone: Lone, tmp_path: Path) -> None:
-    hear_snapshot(lone, tmp_path, 50)
-    hear_snapshot(lone, tmp_path, 60, peer="c", term=2)
-    lone.jobs.finish()
-    lone.turn()
+    lone.hear_snapshot(snapshot_of(tmp_path, 50), 50)
+    lone.hear_snapshot(snapshot_of(tmp_path, 60), 60, peer="c", term=2)
+    lone.take_in()
     assert lone.replica.store.snapshots.current == SnapshotId(50, 1)
     assert lone.machine.tokens == {b"snap50": 50}
 
 
 def test_a_snapshot_that_was_overtaken_meanwhile_is_dropped(lone: Lone, tmp_path: Path) -> None:
-    hear_snapshot(lone, tmp_path, 4)
+    lone.hear_snapshot(snapshot_of(tmp_path, 4), 4)
     lone.hear_entries([1] * 6, commit=7)
     lone.turn()
     before = dict(lone.machine.tokens)
     answers(lone)
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     assert lone.machine.tokens == before
     assert lone.replica.store.snapshots.current is None
     assert answers(lone) == [(8, True, False)]
@@ -122,13 +102,11 @@ def test_a_snapshot_that_was_overtaken_meanwhile_is_dropped(lone: Lone, tmp_path
 
 def test_it_waits_until_the_host_has_a_job_free(lone: Lone, tmp_path: Path) -> None:
     other = lone.jobs.start(lambda: None)
-    hear_snapshot(lone, tmp_path, 50)
+    lone.hear_snapshot(snapshot_of(tmp_path, 50), 50)
     assert lone.jobs.running is other
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     assert lone.jobs.running is not other
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     assert lone.replica.installs == 1
 
 
@@ -137,7 +115,7 @@ def test_a_state_that_cannot_be_prepared_stops_the_replica(lone: Lone, tmp_path:
         raise RuntimeError("a bug")
 
     lone.machine.prepare = broken  # type: ignore[attr-defined]
-    hear_snapshot(lone, tmp_path, 50)
+    lone.hear_snapshot(snapshot_of(tmp_path, 50), 50)
     lone.jobs.finish()
     with pytest.raises(StateMachineError, match="prepare raised RuntimeError"):
         lone.replica.tick()

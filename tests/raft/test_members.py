@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from photon.raft.membership import PROMOTED_BEHIND_MAX
 from photon.raft.port import Applied, Change, ChangeKind, Members, Refusal, Refused, Unknown
-from photon.raft.rules.codec import MessageError, SnapshotPiece
+from photon.raft.rules.codec import MessageError
 from photon.raft.rules.members import (
     MEMBERS,
     MEMBERS_MAX,
@@ -20,8 +20,8 @@ from photon.raft.rules.members import (
     founding,
     members_of,
 )
-from photon.raft.snapshot import read_head, write_snapshot
-from tests.raft.kit import SMALL, Lone, Make, Register, command, head
+from photon.raft.snapshot import read_head
+from tests.raft.kit import SMALL, Lone, Make, snapshot_of
 
 ADD, PROMOTE, REMOVE = ChangeKind.ADD_LEARNER, ChangeKind.PROMOTE, ChangeKind.REMOVE
 ABC = Members(("a", "b", "c"))
@@ -48,22 +48,6 @@ def settle(lone: Lone, *peers: str) -> None:
         lone.acknowledge(peer, lone.replica.store.journal.last_index + 1)
     lone.turn()
     lone.turn()
-
-
-def hear_members(lone: Lone, *lists: Members, after: tuple[int, int] = (1, 0), **named: int) -> None:
-    """An append_entries of b in term 1 with these."""
-    entries = [
-        (command_of(members), at, named.get("term", 1)) for at, members in enumerate(lists, after[0] + 1)
-    ]
-    lone.hear(
-        named.get("peer", "b"),  # type: ignore[arg-type]
-        type="append_entries",
-        term=named.get("term", 1),
-        commit_index=named.get("commit", 1),
-        prevLogIdx=after[0],
-        prevLogTerm=after[1],
-        entries=entries,
-    )
 
 
 # -- the lists ----------------------------------------------------------------------------------------------
@@ -265,9 +249,9 @@ def test_a_change_is_unknown_when_leadership_is_lost(leader: Lone) -> None:
 
 def test_a_followers_newest_list_counts_at_once_and_is_undone_with_its_entry(make: Make) -> None:
     lone = make()
-    hear_members(lone, Members(("a", "b", "c"), ("d",)), founding("abcd"))
+    lone.hear_members(Members(("a", "b", "c"), ("d",)), founding("abcd"))
     assert lone.replica.members == founding("abcd")
-    hear_members(lone, founding("ab"), after=(2, 1), term=2)
+    lone.hear_members(founding("ab"), after=(2, 1), term=2)
     assert lone.replica.members == founding("ab")
     lone.hear_entries([3], after=(1, 0), term=3, peer="c")
     assert lone.replica.members == ABC
@@ -276,26 +260,10 @@ def test_a_followers_newest_list_counts_at_once_and_is_undone_with_its_entry(mak
 def test_one_that_joins_belongs_to_nothing_until_it_is_told(make: Make) -> None:
     lone = make(founders=None)
     assert lone.replica.members == Members()
-    hear_members(lone, ABC, Members(("b", "c"), ("a",)))
+    lone.hear_members(ABC, Members(("b", "c"), ("a",)))
     assert lone.replica.members == Members(("b", "c"), ("a",))
     lone.hear_entries([2], after=(1, 0), term=2, peer="c")
     assert lone.replica.members == Members(), "what it was told is undone"
-
-
-def test_a_list_that_is_no_list_is_refused_and_changes_nothing(make: Make) -> None:
-    lone = make()
-    with pytest.raises(MessageError):
-        lone.hear(
-            "b",
-            type="append_entries",
-            term=1,
-            commit_index=1,
-            prevLogIdx=1,
-            prevLogTerm=0,
-            entries=[(MEMBERS + b"?", 2, 1)],
-        )
-    assert lone.replica.members == ABC
-    assert lone.replica.store.journal.last_index == 1
 
 
 # -- what survives ------------------------------------------------------------------------------------------
@@ -308,7 +276,7 @@ def reopened(lone: Lone, tmp_path: Path, number: int, **named: object) -> Lone:
 
 def test_the_members_survive_a_restart_and_founders_matter_no_more(make: Make, tmp_path: Path) -> None:
     lone = make()
-    hear_members(lone, Members(("a", "b", "c"), ("d",)))
+    lone.hear_members(Members(("a", "b", "c"), ("d",)))
     lone.turn()
     again = reopened(lone, tmp_path, 0, peers="xyz", founders=None)
     assert again.replica.members == Members(("a", "b", "c"), ("d",))
@@ -375,15 +343,8 @@ def test_a_snapshot_on_its_way_to_one_that_is_removed_is_given_up(make: Make) ->
 
 def test_an_installed_snapshot_brings_its_members(make: Make, tmp_path: Path) -> None:
     lone = make(founders=None)
-    machine = Register()
-    machine.apply(command(b"x", 1))
-    write_snapshot(tmp_path / "made", head(9, 1, "bcd", "a"), machine.freeze())
-    data = (tmp_path / "made").read_bytes()
-    piece = SnapshotPiece(9, 1, 0, len(data), data)
-    lone.hear("b", type="append_entries", term=1, commit_index=9, serialized=piece)
-    lone.turn()
-    lone.jobs.finish()
-    lone.turn()
+    lone.hear_snapshot(snapshot_of(tmp_path, 9, 1, "bcd", "a"), 9)
+    lone.take_in()
     assert lone.replica.members == Members(("b", "c", "d"), ("a",))
     again = reopened(lone, tmp_path, 0, founders=None)
     assert again.replica.members == Members(("b", "c", "d"), ("a",))
@@ -396,7 +357,7 @@ def test_one_that_joins_makes_no_snapshot_before_it_knows_the_members(make: Make
     lone.hear_entries([1] * count, commit=count + 1)
     lone.turn()
     assert (lone.machine.count, lone.jobs.started) == (count, 0)
-    hear_members(lone, Members(("b", "c"), ("a",)), after=(count + 1, 1), commit=count + 2)
+    lone.hear_members(Members(("b", "c"), ("a",)), after=(count + 1, 1), commit=count + 2)
     lone.turn()
     assert lone.jobs.started == 1
 

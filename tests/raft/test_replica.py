@@ -50,6 +50,8 @@ def test_a_follower_refuses_at_once_and_names_the_leader(lone: Lone) -> None:
     lone.turn()
     assert before == [Refused(Refusal.NOT_LEADER, None)]
     assert after == [Refused(Refusal.NOT_LEADER, "b")]
+    status = lone.replica.status()
+    assert (status.leader, status.is_leader, status.has_quorum) == ("b", False, True)
 
 
 def test_more_than_may_be_in_flight_is_refused_and_certainly_not_in_the_log(lone: Lone) -> None:
@@ -293,13 +295,6 @@ def test_entries_go_out_in_batches_as_far_as_there_is_room(lone: Lone) -> None:
     assert all(sum(len(body) for body, _, _ in entries) <= SMALL.batch_bytes for entries in sent)
 
 
-def test_a_planned_stop_hands_leadership_to_a_follower_that_has_everything(lone: Lone) -> None:
-    term = lone.lead()
-    lone.acknowledge("c", 3)
-    lone.replica.hand_over()
-    assert lone.wire.take("timeout_now") == [("c", {"type": "timeout_now", "term": term})]
-
-
 def test_a_replica_just_connected_hears_the_leader_out_before_it_stands_for_election(
     lone: Lone, clock: VirtualClock
 ) -> None:
@@ -317,10 +312,7 @@ def test_a_replica_just_connected_hears_the_leader_out_before_it_stands_for_elec
 
 def test_a_version_or_membership_command_does_nothing(lone: Lone) -> None:
     for kind in (b"\x02", b"\x03", b""):
-        entries = [(kind + b"anything", 2, 1)]
-        lone.hear(
-            "b", type="append_entries", term=1, commit_index=2, prevLogIdx=1, prevLogTerm=0, entries=entries
-        )
+        lone.hear_commands((kind + b"anything", 1), commit=2)
     lone.turn()
     assert lone.machine.count == 0
     assert lone.replica.core.applied_index == 2
@@ -343,21 +335,6 @@ def test_settings_that_cannot_work_are_refused_by_name() -> None:
     ):
         with pytest.raises(SettingsError, match="RaftLimits"):
             RaftLimits(**limit)
-
-
-def test_a_leader_counts_only_what_it_has_on_disk(lone: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
-    lone.lead()
-    lone.propose(b"x")
-    lone.turn()
-    lone.replica.store.journal.append(
-        b"\x01", lone.replica.store.journal.last_index + 1, lone.replica.core.term
-    )
-    seen, real = [], lone.replica.core.tick
-    monkeypatch.setattr(
-        lone.replica.core, "tick", lambda: (seen.append(lone.replica.store.journal.dirty), real())
-    )
-    lone.replica.tick()
-    assert seen == [False]
 
 
 def test_who_proposed_is_never_told_of_another_leaders_entry() -> None:

@@ -15,9 +15,18 @@ from photon.raft.snapshot import read_chunks, read_head, write_snapshot
 from photon.raft.store import HardState, ReplicaStore
 from tests.raft.kit import head
 
+FOUNDED = command_of(founding("abc"))
 
-def opened(directory: Path, node: str = "a", group: int = 0) -> ReplicaStore:
-    return ReplicaStore(directory, node, group, segment_bytes=1 << 20)
+
+def opened(directory: Path, node: str = "a", group: int = 0, first: bytes = NO_OP) -> ReplicaStore:
+    return ReplicaStore(directory, node, group, 1 << 20, first)
+
+
+def voted(directory: Path) -> tuple[int, str | None]:
+    """After a restart."""
+    store = opened(directory)
+    store.close()
+    return store.hard_state.term, store.hard_state.vote
 
 
 def grown(directory: Path, entries: int = 10, snapshot_at: int | None = None) -> None:
@@ -42,14 +51,16 @@ def test_a_new_replica_begins_with_the_entry_that_all_logs_share(tmp_path: Path)
 
 def test_term_and_vote_are_there_after_a_restart(tmp_path: Path) -> None:
     grown(tmp_path)
+    assert voted(tmp_path) == (3, "b")
     store = opened(tmp_path)
-    assert (store.hard_state.term, store.hard_state.vote) == (3, "b")
     assert store.journal.last_index == 10
     store.hard_state.store(4, None)
     store.close()
-    again = opened(tmp_path)
-    assert (again.hard_state.term, again.hard_state.vote) == (4, None)
-    again.close()
+    assert voted(tmp_path) == (4, None)
+    store = opened(tmp_path)
+    store.hard_state.store(4, "c")  # in a term that is known already
+    store.close()
+    assert voted(tmp_path) == (4, "c")
 
 
 def test_a_directory_is_worked_on_by_one_only(tmp_path: Path) -> None:
@@ -115,8 +126,7 @@ def test_damage_stops_the_start_and_says_how_to_mend_it(
 
 
 def test_a_birth_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    store.close()
+    opened(tmp_path).close()
     (tmp_path / "hard_state").unlink()
     again = opened(tmp_path)
     assert again.journal.last_index == 1
@@ -126,14 +136,14 @@ def test_a_birth_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
 def test_a_founders_log_that_names_nobody_is_of_an_older_version_and_refused(tmp_path: Path) -> None:
     grown(tmp_path)
     with pytest.raises(CorruptStateError, match="names no members: it is of an older version"):
-        ReplicaStore(tmp_path, "a", 0, 1 << 20, command_of(founding("abc")))
+        opened(tmp_path, first=FOUNDED)
 
 
 def test_a_birth_with_other_founders_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     (tmp_path / "hard_state").unlink()
     with pytest.raises(CorruptStateError, match="begun with other founders"):
-        ReplicaStore(tmp_path, "a", 0, 1 << 20, command_of(founding("abc")))
+        opened(tmp_path, first=FOUNDED)
 
 
 def test_a_crash_between_putting_a_snapshot_in_place_and_resetting_the_journal_is_finished(
@@ -211,16 +221,6 @@ def test_an_older_snapshot_never_takes_the_place_of_a_newer_one(tmp_path: Path) 
 def test_a_snapshot_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="writing a snapshot"):
         write_snapshot(tmp_path / "no" / "such", head(1, 1), [])
-
-
-def test_a_vote_is_written_in_a_term_that_is_known_already(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    store.hard_state.store(4, None)
-    store.hard_state.store(4, "c")
-    store.close()
-    store = opened(tmp_path)
-    assert (store.hard_state.term, store.hard_state.vote) == (4, "c")
-    store.close()
 
 
 def test_any_damaged_byte_of_term_and_vote_is_noticed(tmp_path: Path) -> None:
