@@ -14,7 +14,7 @@ from tests.simulation.clients import Attempt, Clients, Counts
 from tests.simulation.clock import Clock
 from tests.simulation.disks import Disks
 from tests.simulation.faults import Faults, Profile, draw_profile
-from tests.simulation.history import Ended, History, Lookup, Unsettled
+from tests.simulation.history import Ended, History, Lookup, Seen
 from tests.simulation.machines import Registers, Workload
 from tests.simulation.network import Network
 from tests.simulation.node import Node
@@ -211,7 +211,9 @@ class Cluster:
         if not self.settled():
             for node in self.members():
                 assert node.replica is not None
-                self.history.append(Unsettled(self.clock.at, node.name, str(node.replica.status())))
+                self.history.append(
+                    Seen(self.clock.at, "unfinished", f"{node.name}: {node.replica.status()}")
+                )
         for node in self.members():
             held, boundary_us = self.workload.held(node.machine), self.workload.boundary_us(node.machine)
             self.history.append(Ended(node.name, held, boundary_us, node.digest))

@@ -3,13 +3,9 @@
 import random
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Protocol
 
 from photon.raft.port import RaftLimits
-from tests.simulation.clock import Clock
-from tests.simulation.disks import Disks
-from tests.simulation.network import Network
-from tests.simulation.node import Node
+from tests.simulation.node import Node, World
 
 _NEVER = float("inf")
 _DRAWN = (
@@ -80,18 +76,6 @@ def draw_profile(rng: random.Random) -> Profile:
         piece_bytes=rng.choice((60, 150, 5000)),
         **weights,
     )
-
-
-class World(Protocol):
-    clock: Clock
-    disks: Disks
-    network: Network
-    nodes: dict[str, Node]
-    names: list[str]
-    down: dict[str, float]
-
-    def living(self) -> list[Node]: ...
-    def tell(self, node: str, what: str) -> None: ...
 
 
 class Faults:

@@ -131,50 +131,19 @@ class Turned:
 
 
 @dataclass(frozen=True, slots=True)
-class Leapt:
-    """The boundary has come so far, from where it was first, in so short a time."""
+class Seen:
+    """What no legal run shows, and the world itself sees: the rule of this name is broken, and how.
+
+    crowded        a snapshot of one group leaves too little room on the way for the entries of the others
+    leapt          clocks and events that are wrong together let much be forgotten at once
+    passed_a_hold  an event is expired that a dispatcher has said it may yet come with
+    stopped        a replica ended itself, or would not start, without a cause from outside
+    unfinished     long after all is healed, replicas do not agree on a leader and a log
+    """
 
     at: float
-    by_us: int
-    in_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """The boundary is past what a dispatcher holds."""
-
-    at: float
-    name: str
-    held_us: int
-    boundary_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class Crowded:
-    """A piece of a snapshot was queued, and then so many bytes for that peer: more than its share."""
-
-    at: float
-    node: str
-    peer: str
-    queued: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """A replica ended itself, or would not start, though nothing had been done to it that explains it."""
-
-    at: float
-    node: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unsettled:
-    """Long after everything was healed, the replicas still do not agree on a leader and a log."""
-
-    at: float
-    node: str
-    status: str
+    rule: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +156,5 @@ class Ended:
     digest: bytes
 
 
-Event = (
-    Asked
-    | Told
-    | Moved
-    | Led
-    | Bounded
-    | Versioned
-    | Founded
-    | Turned
-    | Leapt
-    | Passed
-    | Crowded
-    | Stopped
-    | Unsettled
-    | Ended
-)
+Event = Asked | Told | Moved | Led | Bounded | Versioned | Founded | Turned | Seen | Ended
 History = list[Event]

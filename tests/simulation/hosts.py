@@ -32,7 +32,7 @@ from photon.raft.rules.codec import decode
 from photon.raft.sender import SNAPSHOT_SHARE
 from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash
-from tests.simulation.history import Crowded, History, Led, Moved, Stopped, Turned, Versioned
+from tests.simulation.history import History, Led, Moved, Seen, Turned, Versioned
 from tests.simulation.jobs import Jobs
 from tests.simulation.machines import Watched, watched
 from tests.simulation.network import DOWN, FRAME, UP, Arrival, Network
@@ -166,7 +166,8 @@ class SimulatedTransport:
             queued = self._limits.outgoing_bytes - self.room(peer)
             if queued > left + _GROUP.size:
                 world = self._node.world
-                world.history.append(Crowded(world.clock.at, self._node.name, peer, queued))
+                what = f"{self._node.name}: {queued} bytes of a snapshot and before it wait for {peer}"
+                world.history.append(Seen(world.clock.at, "crowded", what))
 
     def room(self, peer: str) -> int:
         if peer not in self._up:
@@ -376,7 +377,7 @@ class HostNode:
     def _stop(self, why: str) -> None:
         world = self.world
         if not self.lost:
-            world.history.append(Stopped(world.clock.now, self.name, why))
+            world.history.append(Seen(world.clock.now, "stopped", f"{self.name}: {why}"))
         self.lost = True
         world.tell(self.name, why)
         self.die(power=False)

@@ -15,7 +15,7 @@ from photon.raft.snapshot import StateMachineError
 from tests.simulation.clients import Attempt
 from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash
-from tests.simulation.history import Bounded, History, Led, Moved, Stopped
+from tests.simulation.history import Bounded, History, Led, Moved, Seen
 from tests.simulation.jobs import Jobs
 from tests.simulation.machines import Watched, Workload, watched
 from tests.simulation.network import DOWN, FRAME, UP, Arrival, Network
@@ -50,7 +50,7 @@ def end(process: Ending, world: Any, error: BaseException) -> None:
 
 
 class World(Protocol):
-    """What all nodes share."""
+    """What all nodes share, and what those who disturb them ask of it."""
 
     rng: random.Random
     clock: Clock
@@ -61,7 +61,11 @@ class World(Protocol):
     history: History
     drift: float
     names: list[str]
+    nodes: "dict[str, Node]"
+    down: dict[str, float]
 
+    def living(self) -> "list[Node]": ...
+    def join(self, name: str) -> "Node": ...
     def tell(self, node: str, what: str) -> None: ...
     def died(self, node: "Node", attempts: list[Attempt]) -> None: ...
     def answer(self, attempt: Attempt, outcome: Outcome) -> None: ...
@@ -163,7 +167,7 @@ class Node:
     def _stop(self, why: str) -> None:
         world = self._world
         if not self.lost:
-            world.history.append(Stopped(world.clock.now, self.name, why))
+            world.history.append(Seen(world.clock.now, "stopped", f"{self.name}: {why}"))
         self.lost = True
         world.tell(self.name, why)
         world.disks.node = None

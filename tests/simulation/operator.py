@@ -1,25 +1,13 @@
 """The operator: adds, promotes and removes replicas, replaces those that are lost, a step at a time."""
 
 import random
-from typing import Protocol
 
 from photon.raft.port import Change, ChangeKind, Members
-from tests.simulation.clock import Clock
-from tests.simulation.node import Node
+from tests.simulation.node import Node, World
 
 _PERIOD_S = 0.6
 _NEVER = float("inf")
 _JOIN_MAX = 5
-
-
-class World(Protocol):
-    clock: Clock
-    nodes: dict[str, Node]
-    names: list[str]
-
-    def living(self) -> list[Node]: ...
-    def join(self, name: str) -> Node: ...
-    def tell(self, node: str, what: str) -> None: ...
 
 
 class Operator:

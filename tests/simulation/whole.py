@@ -35,14 +35,12 @@ from tests.simulation.history import (
     Fence,
     Founded,
     History,
-    Leapt,
     Led,
     Lookup,
-    Passed,
     Raise,
     Release,
+    Seen,
     Told,
-    Unsettled,
 )
 from tests.simulation.hosts import BASE_US, NAMES, ROWS, HostNode, handlers_are_tasks
 from tests.simulation.network import Network
@@ -391,10 +389,12 @@ class System:
             at, first_us = self._first_boundary = self._first_boundary or (self.clock.at, boundary_us)
             in_s, by_us = self.clock.at - at, boundary_us - first_us
             if by_us > DAY_US + 2e6 * in_s:
-                self.history.append(Leapt(self.clock.at, by_us, in_s))
+                what = f"the boundary moved by {by_us / DAY_US:.1f} days in {in_s:.1f} s"
+                self.history.append(Seen(self.clock.at, "leapt", what))
             for name, held_us in self.work.holds.items():
                 if boundary_us > held_us:
-                    self.history.append(Passed(self.clock.at, name, held_us, boundary_us))
+                    what = f"{name} holds {held_us}, and the boundary is at {boundary_us}"
+                    self.history.append(Seen(self.clock.at, "passed_a_hold", what))
             op = self.next_op()
             self.history.append(Asked(self.clock.at, op, Raise(boundary_us)))
             self.history.append(Told(self.clock.at, op, ()))
@@ -435,7 +435,7 @@ class System:
                 assert node.host is not None
                 told = {group: str(one.status()) for group, one in node.host.replicas.items()}
                 left = "clients wait" if not self.tasks.done else ""
-                self.history.append(Unsettled(self.clock.at, node.name, f"{left} {told}"))
+                self.history.append(Seen(self.clock.at, "unfinished", f"{node.name}: {left} {told}"))
             return
         for node in self.living():
             self.history.append(Ended(node.name, _held(node, self._is_expired), self._boundary_us, b""))
