@@ -1,22 +1,17 @@
 """A joiner that serves, in a process of its own: `serving_child ROOT NAME LISTEN LEASE_S`.
 
-It gets no lease while ROOT/no-lease-NAME is there, tells its address in ROOT/address-NAME, and drains at the
-first SIGTERM.
+It gets no lease while ROOT/no-lease-NAME is there, and tells its address in ROOT/address-NAME.
 """
 
-import sys
-import threading
+import signal
 from pathlib import Path
 
 from photon.core.errors import UnavailableError
-from photon.core.signals import on_termination
 from tests.fake_registry import FakeRegistry
 from tests.joiner.fakes import make_server
 
 
 def main(root: Path, name: str, listen: str, lease_s: float) -> None:
-    told = threading.Event()
-    on_termination(told.set)
     registry = FakeRegistry()
 
     def before(call: str, _incarnation: int) -> None:
@@ -29,5 +24,4 @@ def main(root: Path, name: str, listen: str, lease_s: float) -> None:
     new = root / f"new-{name}"
     new.write_text(server.listen)
     new.rename(root / f"address-{name}")
-    told.wait()
-    sys.exit(0 if server.stop() else 1)
+    signal.pause()

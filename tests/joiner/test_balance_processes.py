@@ -61,7 +61,6 @@ class Load:
     def __init__(self, addresses, threads=4):
         self._client = JoinerClient(addresses, 30.0, identity=IDENTITY)
         self._stopping = threading.Event()
-        self.errors = []
         self.answers = [0] * threads
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(threads)]
         for thread in self._threads:
@@ -73,17 +72,16 @@ class Load:
                 try:
                     self._client.join(batch)
                     break
-                except UnavailableError as error:
-                    self.errors.append(error)
+                except UnavailableError:
                     self._stopping.wait(0.02)
             if self._stopping.is_set():
                 return
             self.answers[number] += 1
 
-    def goes_on(self, answers=40):
-        """Wait until each thread had so many more answers."""
+    def goes_on(self):
+        """Wait until each thread had 40 more answers."""
         before = list(self.answers)
-        wait_until(lambda: all(a >= b + answers for a, b in zip(self.answers, before, strict=True)))
+        wait_until(lambda: all(a >= b + 40 for a, b in zip(self.answers, before, strict=True)))
 
     def stop(self):
         self._stopping.set()
@@ -107,9 +105,9 @@ def load(joiners):
     load.stop()
 
 
-def each_gets_more(joiners, lines=10):
+def each_gets_more(joiners):
     before = [joiner.joined() for joiner in joiners]
-    wait_until(lambda: all(j.joined() >= b + lines for j, b in zip(joiners, before, strict=True)))
+    wait_until(lambda: all(j.joined() >= b + 10 for j, b in zip(joiners, before, strict=True)))
 
 
 @pytest.mark.long
@@ -138,26 +136,3 @@ def test_batches_go_on_past_joiners_that_are_killed_or_stopped_or_have_no_lease_
     silence.unlink()
     await_health(SERVING, leaseless.address, SERVICE_NAME)
     each_gets_more(joiners)
-
-
-@pytest.mark.long
-def test_a_joiner_that_is_told_to_end_drains_and_hardly_a_call_fails(joiners, load):
-    each_gets_more(joiners)
-    load.errors.clear()
-    for joiner in joiners[:2]:
-        joiner.process.send_signal(signal.SIGTERM)
-        assert joiner.process.wait(60) == 0
-        load.goes_on(5)
-        joiner.start()
-        each_gets_more(joiners, 2)
-    # On a machine that is busy one may come so late that the server ends it.
-    assert len(load.errors) <= 2
-
-
-def test_where_all_are_away_nothing_is_sent_and_the_first_that_is_back_gets_all(joiners, load):
-    each_gets_more(joiners)
-    for joiner in joiners:
-        joiner.kill()
-    wait_until(lambda: any("no joiner is there and healthy" in str(error) for error in load.errors))
-    joiners[1].start()
-    load.goes_on()

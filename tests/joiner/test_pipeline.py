@@ -30,7 +30,6 @@ from tests.joiner.fakes import (
     packed_id,
     primary_line,
 )
-from tests.waiting import wait_until
 
 EXPIRED = "older than the IdRegistry remembers"
 LACKS_A = {"q-a": Found.ABSENT}
@@ -184,23 +183,6 @@ def test_events_whose_joined_lines_are_alike_are_all_written(make, choosy, regis
     registry.tokens[packed_id("m4")] = b"another's"
     worker.join(batch_of(["m3", "m4", "m5"]))
     assert output_lines(tmp_path) == {b'{"same":"line"}': 4}
-
-
-def test_too_many_requests_in_flight_are_refused_and_nothing_is_done(make, store, registry):
-    worker = make(requests_in_flight_max=2)
-    store.hold = threading.Event()
-    threads = [threading.Thread(target=worker.join, args=(batch_of([name]),)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: worker.status()["in_flight"] == 2)
-    with pytest.raises(OverloadedError, match="2 requests are in flight"):
-        worker.join(batch_of(["c"]))
-    store.hold.set()
-    for thread in threads:
-        thread.join()
-    assert worker.status()["in_flight"] == 0
-    assert set(registry.tokens) == {packed_id("a"), packed_id("b")}
-    assert fates(worker.join(batch_of(["c"]))) == ["JOINED"]
 
 
 @pytest.mark.parametrize("lost", ["before", "after"])

@@ -13,8 +13,8 @@ from eventstore.server import EventStoreServer
 from joiner.client import ForeignColumns
 from photon.core.clock import SystemClock
 from photon.core.columns import join_lines, pack_times, split_lines
-from photon.core.errors import FencedError, OverloadedError, UnavailableError
-from photon.core.fates import Joined, Released
+from photon.core.errors import OverloadedError
+from photon.core.fates import Joined
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings, parse_settings
 from tests.idregistry.cluster import Cluster
@@ -121,96 +121,3 @@ def test_clicks_are_joined_once_though_the_registry_loses_its_leader_and_joiners
     assert joined_numbers(tmp_path) == Counter(range(QUERIES))
     assert told[Joined.JOINED] == told[Joined.DUPLICATE] == QUERIES
     assert told[Joined.UNJOINABLE] == 2 * QUERIES // 500
-
-
-@pytest.mark.long
-def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_next_start(
-    cluster, serve, connect, tmp_path
-):
-    def start():
-        registry = cluster.client(timeout_s=0.5)
-        return serve(settings=Settings(), output_root=tmp_path, registry=registry, drain=True)
-
-    cluster.leader()
-    first = start()
-    wait_until(lambda: first.status()["lease"]["seconds_left"])
-    cluster.kill()
-    client = connect(first)
-    assert set(client.join(clicks(range(10))).outcomes) == {Joined.RETRY_UNAVAILABLE}
-    assert not first.stop(0.1)
-    assert joined_numbers(tmp_path) == Counter()
-    cluster.start()
-    second = start()
-    wait_until(lambda: second.status()["unresolved"] == 0)
-    assert second.stop(5)
-    assert joined_numbers(tmp_path) == Counter(range(10))
-
-
-@pytest.mark.long
-def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(
-    cluster, serve, connect, fatal, tmp_path
-):
-    """Its next life begins what it left anew."""
-    settings = parse_settings({"registry": {"lease_s": 1.5}, "joiner": {"fsync": False}})
-    tokens = []
-    cut_off = {"joiner": False}
-
-    class Registry:
-        """Reaches the registry until it is cut off: after a commit is done, before its answer comes."""
-
-        def __init__(self):
-            self._client = cluster.client(timeout_s=5.0)
-
-        def commit(self, ids, times, token):
-            tokens.append(token)
-            outcomes = self._client.commit(ids, times, token)
-            self._wait()
-            return outcomes
-
-        def release(self, *columns):
-            return self._client.release(*columns)
-
-        def identity(self):
-            return self._client.identity()
-
-        def dismiss(self, incarnations, timeout_s):
-            self._client.dismiss(incarnations, timeout_s)
-
-        def keep_alive(self, address, incarnation, lease_s, settings):
-            self._wait()
-            self._client.keep_alive(address, incarnation, lease_s, settings)
-
-        @staticmethod
-        def _wait():
-            if cut_off["joiner"]:
-                raise UnavailableError("cut off")
-
-    def start():
-        server = serve(settings=settings, output_root=tmp_path, registry=Registry(), drain=True)
-        wait_until(lambda: server.status()["lease"]["seconds_left"])
-        return server
-
-    cluster.leader()
-    recovery = cluster.client(timeout_s=5.0)
-    first = start()
-    incarnation = int(first.status()["lease"]["incarnation"], 16)
-    client = connect(first)
-    assert set(client.join(clicks(range(5))).outcomes) == {Joined.JOINED}
-    assert not recovery.fence(incarnation).fenced
-    cut_off["joiner"] = True
-    assert set(client.join(clicks(range(5, 10))).outcomes) == {Joined.RETRY_UNAVAILABLE}
-    left = tokens[-1]
-    wait_until(lambda: recovery.fence(incarnation).fenced)
-    with pytest.raises(OverloadedError, match=r"holds no lease|no joiner is there and healthy"):
-        client.join(clicks(range(10, 15)))
-    cut_off["joiner"] = False
-    wait_until(lambda: fatal)
-    assert isinstance(fatal[0], FencedError)
-    first.stop(0.1)
-    second = start()
-    wait_until(lambda: second.status()["unresolved"] == 0)
-    assert joined_numbers(tmp_path) == Counter(range(10))
-    lost = clicks(range(5, 10))
-    assert set(connect(second).join(lost).outcomes) == {Joined.DUPLICATE}
-    assert set(recovery.release(lost.ids, lost.times, [left], [5])) == {Released.OTHER}
-    assert second.stop(5)

@@ -18,16 +18,6 @@ def leave_a_batch_under_way(worker, registry):
     worker.close()
 
 
-def test_each_root_gets_each_line_once(make, tmp_path):
-    worker = make("two", "three")
-    worker.join(batch_of(["a", "b"]))
-    worker.join(batch_of(["c"]))
-    for out in ("out", "two", "three"):
-        assert output_lines(tmp_path, out) == lines_of("abc")
-    status = worker.status()["output"]
-    assert status["roots"] == [str(tmp_path / out / "joined" / "east") for out in ("out", "two", "three")]
-
-
 def test_a_root_that_is_added_gets_what_is_written_from_then_on(make, registry, tmp_path):
     leave_a_batch_under_way(make(), registry)
     second = make("two")

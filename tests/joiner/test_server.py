@@ -5,17 +5,13 @@ import socket
 import threading
 import time
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from joiner.client import ForeignColumns, JoinerClient
-from joiner.server import SERVICE_NAME
 from photon.core.clock import ManualClock
 from photon.core.errors import AddressInUseError, OverloadedError, StorageError, UnavailableError, UsageError
 from photon.core.fates import Found, Joined
-from photon.rpc.network import LOOPBACK
-from tests.joiner.fakes import batch_of, lines_of, output_lines
+from tests.joiner.fakes import batch_of, lines_of, output_lines, packed_id
 
 
 def share_calls(client, servers):
@@ -89,7 +85,7 @@ def test_batches_go_to_the_joiners_in_turn_and_past_one_that_is_gone_but_no_batc
     assert isinstance(statuses[servers[0].listen], UnavailableError)
 
 
-def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, connect, store):
+def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, connect, store, registry):
     server = serve(requests_in_flight_max=2)
     client = connect(server)
     store.hold = threading.Event()
@@ -103,6 +99,9 @@ def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, conn
     store.hold.set()
     for thread in threads:
         thread.join()
+    assert server.status()["in_flight"] == 0
+    assert set(registry.tokens) == {packed_id("a"), packed_id("b")}
+    assert client.join(batch_of(["c"])).outcomes == bytes([Joined.JOINED])
 
 
 def test_a_joiner_that_is_not_there_is_unavailable(connect):
@@ -142,17 +141,6 @@ def test_a_taken_port_is_told_and_the_directory_is_free_again(serve):
         with pytest.raises(AddressInUseError, match="cannot listen on"):
             serve(address=f"127.0.0.1:{taken.getsockname()[1]}")
     serve()
-
-
-def test_the_health_check_names_the_service(serve):
-    channel = LOOPBACK.open(serve().listen)
-    stub = health_pb2_grpc.HealthStub(channel)
-    for name in ("", SERVICE_NAME):
-        answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    with pytest.raises(grpc.RpcError):
-        stub.Check(health_pb2.HealthCheckRequest(service="photon.nothing"), timeout=10)
-    channel.close()
 
 
 def test_events_that_are_no_lines_of_objects_are_the_callers_mistake_and_a_large_batch_is_joined_whole(
