@@ -1,11 +1,12 @@
 """An event store of the test's own, events, and joiners put together from real parts."""
 
+import contextlib
 import errno
 import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ class FailingWrites:
         monkeypatch.setattr(disk.os, "write", self._write)
 
     def _write(self, fd: int, data: bytes) -> int:
-        if self.full and self._word in os.readlink(f"/proc/self/fd/{fd}"):
+        if self.full and self._word in path_of(fd):
             if len(data) > 3:
                 return self._real(fd, data[:3])
             self.refused += 1
@@ -172,7 +173,7 @@ def fail_one_sync(monkeypatch) -> None:
     real, failures = os.dup, [errno.EMFILE]
 
     def dup(fd: int) -> int:
-        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
+        if "/joined/" in path_of(fd) and failures:
             raise OSError(failures.pop(), "too many open files")
         return real(fd)
 
@@ -181,3 +182,41 @@ def fail_one_sync(monkeypatch) -> None:
 
 class Crash(BaseException):
     """The end of a process, in a test that can't afford one."""
+
+
+def crash_at(where: str) -> Callable[[str], None]:
+    """A checkpoint that ends the life there."""
+
+    def reached(step: str) -> None:
+        if step == where:
+            raise Crash
+
+    return reached
+
+
+def path_of(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+def note_syncs(monkeypatch, name: str = "fdatasync") -> list[str]:
+    """The names of the files that are synced from now on."""
+    real, synced = getattr(os, name), []
+
+    def sync(fd: int) -> None:
+        real(fd)
+        synced.append(os.path.basename(path_of(fd)))
+
+    monkeypatch.setattr(os, name, sync)
+    return synced
+
+
+@contextlib.contextmanager
+def running(*calls: Callable[[], object]) -> Iterator[None]:
+    """Each in a thread of its own; the end of the block waits for them."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -16,9 +16,11 @@ from tests.joiner.fakes import (
     Crash,
     FailingWrites,
     batch_of,
+    crash_at,
     fail_one_sync,
     joined_line,
     lines_of,
+    note_syncs,
     output_files,
     output_lines,
 )
@@ -113,13 +115,7 @@ def test_no_file_is_listed_before_the_ends_of_its_batches_are_durable(make, east
     """Else a power cut opens their intents again, and the next start cuts a file that was complete."""
     worker = make(output_file_s=HOUR_S)
     worker.join(batch_of(["a"]))
-    real, synced = os.fdatasync, []
-
-    def fdatasync(fd):
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-        real(fd)
-
-    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    synced = note_syncs(monkeypatch)
     age(worker, clock)
     assert synced[-2:] == ["intents-000000000001.log", "joiner.manifest"]
 
@@ -220,12 +216,7 @@ def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path
 
 
 def test_rows_take_their_name_when_they_are_durable_and_as_many_as_the_lines(make, east, monkeypatch):
-    steps = []
-    real_sync, real_replace, real_convert = os.fsync, completing.replace, completing.parquet.convert
-
-    def fsync(fd):
-        steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-        real_sync(fd)
+    real_replace, real_convert = completing.replace, completing.parquet.convert
 
     def replace(temporary, final):
         steps.append("renamed")
@@ -239,7 +230,7 @@ def test_rows_take_their_name_when_they_are_durable_and_as_many_as_the_lines(mak
         worker._completer.step()
     assert listed(east) == []
     assert "0 rows made of 1 lines" in worker.status()["output"]["trouble"]
-    monkeypatch.setattr(os, "fsync", fsync)
+    steps = note_syncs(monkeypatch, "fsync")
     monkeypatch.setattr(completing, "replace", replace)
     worker._completer.step()
     assert steps[:2] == ["joiner-000000.parquet.tmp", "renamed"]
@@ -297,11 +288,7 @@ def test_files_that_an_end_has_no_time_for_are_made_parquet_by_the_next_start(
 def test_a_conversion_that_is_cut_off_anywhere_is_ended_by_the_next_start_and_counts_once(
     make, east, tmp_path, step
 ):
-    def crash(at):
-        if at == step:
-            raise Crash
-
-    worker = make(output_format="parquet", checkpoint=crash)
+    worker = make(output_format="parquet", checkpoint=crash_at(step))
     worker.join(batch_of(["a", "b"]))
     with pytest.raises(Crash):
         worker.stop(1)

@@ -3,18 +3,12 @@
 import errno
 import json
 import os
-import shutil
 import signal
-import tempfile
 import zlib
 from collections import Counter
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from joiner.output_files import complete_files, count_joined
 from photon.core import disk
@@ -25,11 +19,13 @@ from tests.joiner import crash_child
 from tests.joiner.fakes import (
     Crash,
     batch_of,
+    crash_at,
     lines_of,
     make_worker,
     output_bytes,
     output_lines,
     packed_id,
+    path_of,
 )
 
 STEPS = [
@@ -123,80 +119,6 @@ def check_all_is_there_once_and_listed(directory, parquet):
     assert count_joined(directory) == EVERYTHING.total()
 
 
-class Life:
-    """One process of a joiner on `root`: dies at its n-th step if it is told to."""
-
-    def __init__(self, root, registry, outs=("out",), steps_to_live=None, torn_bytes=0):
-        self._left = steps_to_live
-        self._torn_bytes = torn_bytes
-        self._logs = [root / out / "joined" / "east" for out in outs]
-        self.torn_root = 0
-        self.worker = make_worker(
-            root,
-            registry,
-            output_file_bytes_max=300,
-            output_roots=tuple(str(root / out) for out in outs[1:]),
-            checkpoint=self._checkpoint,
-        )
-
-    def _checkpoint(self, step):
-        if self._left is None:
-            return
-        if self._left == 0:
-            self._left = -1
-            if step == "output appended":
-                log, size = self._end_of_log(self._logs[self.torn_root % len(self._logs)])
-                os.truncate(log, max(self._before.get(log, 0), size - self._torn_bytes))
-            raise Crash
-        if step == "registered":
-            self._before = dict(map(self._end_of_log, self._logs))
-        self._left -= 1
-
-    def _end_of_log(self, directory):
-        log = max(directory.glob("*.jsonl"))
-        return log, log.stat().st_size
-
-
-BATCH = st.lists(st.sampled_from([f"e{n}" for n in range(8)]), min_size=1, max_size=4)
-STEP = st.tuples(
-    BATCH,
-    st.sampled_from(["", "", "before", "after"]),
-    st.none() | st.integers(0, 9),
-    st.integers(0, 120),
-    st.integers(0, 1),
-)
-
-
-@hypothesis_settings(max_examples=60, deadline=None)
-@given(st.lists(STEP, min_size=1, max_size=8), st.sampled_from([("out",), ("out", "two")]))
-@pytest.mark.long
-def test_any_course_of_crashes_lost_answers_and_torn_lines_ends_with_each_event_once(steps, outs):
-    """Lines torn off the end of an append: a kill in its midst, or of the machine before the sync."""
-    root = Path(tempfile.mkdtemp())
-    registry = FakeRegistry()
-    try:
-        life = Life(root, registry, outs)
-        for names, failure, steps_to_live, torn_bytes, torn_root in steps:
-            registry.failures = [failure]
-            life._left, life._torn_bytes, life.torn_root = steps_to_live, torn_bytes, torn_root
-            try:
-                life.worker.join(batch_of(names))
-            except Crash:
-                life.worker.close()
-                life = Life(root, registry, outs)
-        registry.failures = []
-        for names, *_ in steps:
-            life._left = None
-            life.worker.join(batch_of(names))
-        life.worker.start()
-        assert life.worker.stop(20)
-        for out in outs:
-            assert output_lines(root, out) == lines_of({name for names, *_ in steps for name in names})
-            assert output_bytes(root, out) == output_bytes(root)
-    finally:
-        shutil.rmtree(root)
-
-
 def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path, monkeypatch):
     """An adapter may leave out the id: then only their place tells whose lines stand in the log already."""
     (tmp_path / "alike_adapters.py").write_text(
@@ -207,18 +129,12 @@ def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path
     )
     monkeypatch.syspath_prepend(tmp_path)
     registry = FakeRegistry()
-
-    def crash(step):
-        if step == "output appended" and crashes:
-            raise crashes.pop()
-
-    crashes: list[Crash] = []
     alike = {"adapter": "alike_adapters:Alike", "output_file_bytes_max": 40}
-    first = make_worker(tmp_path, registry, checkpoint=crash, **alike)
+    first = make_worker(tmp_path, registry, **alike)
     registry.failures = ["after"]
     first.join(batch_of(["a", "b"]))  # registered, not written
     first.join(batch_of(["c", "d", "e"]))  # done, after the place from which a's may stand
-    crashes.append(Crash())
+    first._settler._checkpoint = crash_at("output appended")
     with pytest.raises(Crash):
         first.join(batch_of(["f"]))  # written, not done
     first.close()
@@ -234,7 +150,7 @@ def test_lines_whose_sync_failed_are_written_again_whatever_the_page_cache_says(
     registry, fatal, real, written = FakeRegistry(), [], os.fdatasync, []
 
     def fdatasync(fd):
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
+        if path_of(fd).endswith(".jsonl"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(fd)
 
@@ -248,7 +164,7 @@ def test_lines_whose_sync_failed_are_written_again_whatever_the_page_cache_says(
     write_all = disk.write_all
 
     def spy(fd, data):
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
+        if path_of(fd).endswith(".jsonl"):
             written.append(bytes(data))
         write_all(fd, data)
 

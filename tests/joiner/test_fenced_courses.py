@@ -1,4 +1,4 @@
-"""Any course of stand-stills, lost leases, kills, fences and recoveries ends with each event joined once."""
+"""Any course of stand-stills, lost leases, kills, torn lines, fences and recoveries joins each event once."""
 
 import os
 import shutil
@@ -14,10 +14,29 @@ from photon.core import disk
 from photon.core.clock import ManualClock
 from photon.core.errors import OverloadedError
 from tests.fake_registry import FakeRegistry
-from tests.joiner.fakes import Crash, batch_of, lines_of, make_worker, output_lines, packed_id
+from tests.joiner.fakes import (
+    Crash,
+    batch_of,
+    lines_of,
+    make_worker,
+    output_bytes,
+    output_lines,
+    packed_id,
+    path_of,
+)
 
 NAMES = [f"e{n}" for n in range(6)]
-STEPS = ["looked up", "intent synced", "registered", "one root appended", "output appended", "output synced"]
+STEPS = [
+    "looked up",
+    "intent appended",
+    "intent synced",
+    "registered",
+    "one root appended",
+    "one root rotated",
+    "output appended",
+    "output synced",
+    "done",
+]
 BEFORE, AFTER = "before the write", "after the write"
 UNSEEN = "stands before the write, dies behind it"
 LONG = 100.0
@@ -32,6 +51,8 @@ class World:
         self.clock = ManualClock()
         self.registry = FakeRegistry()
         self.stand_at = self.kill = self.recover = None
+        self.torn_bytes = self.torn_root = 0
+        self._before = {}
         self._real = os.write
         disk.os.write = self._write
         self.other = self._worker("other")
@@ -42,9 +63,11 @@ class World:
         self.life.close()
         self.other.close()
 
-    def join(self, names, stand_at, recover, kill, failure):
+    def join(self, names, stand_at, recover, kill, failure, torn_bytes, torn_root):
+        """`torn`: off the end of an append, by a kill in its midst, or of the machine before the sync."""
         self.registry.failures = [failure]
         self.stand_at, self.recover, self.kill = stand_at, recover, kill
+        self.torn_bytes, self.torn_root = torn_bytes, torn_root
         try:
             self.life.join(batch_of(names))
         except OverloadedError:
@@ -84,7 +107,7 @@ class World:
         )
 
     def _write(self, fd, data):
-        joined = "/joined/east/joiner-" in os.readlink(f"/proc/self/fd/{fd}")
+        joined = "/joined/east/joiner-" in path_of(fd)
         if joined:
             self._reached(BEFORE)
         unseen = joined and self.stand_at == UNSEEN
@@ -98,7 +121,14 @@ class World:
             self._reached(AFTER)
         return written
 
+    def _logs(self):
+        """The last one of each root, and how long it is."""
+        logs = [max((self.root / out / "joined" / "east").glob("joiner-*.jsonl")) for out in self.outs]
+        return {log: log.stat().st_size for log in logs}
+
     def _reached(self, step):
+        if step == "registered":
+            self._before = self._logs()
         if step != self.stand_at:
             return
         self.stand_at = None
@@ -107,15 +137,20 @@ class World:
             self.registry.fences.add(self.life.leases.own.incarnation)
             self.run_recovery()
         if self.kill:
+            if step == "output appended":
+                log, size = [*self._logs().items()][self.torn_root % len(self.outs)]
+                os.truncate(log, max(self._before.get(log, 0), size - self.torn_bytes))
             raise Crash
 
 
 COURSE = st.tuples(
-    st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=4),
     st.sampled_from([None, *STEPS, BEFORE, AFTER, UNSEEN]),
     st.booleans(),
     st.booleans(),
     st.sampled_from(["", "", "before", "after"]),
+    st.integers(0, 120),
+    st.integers(0, 1),
 )
 
 
@@ -139,6 +174,7 @@ def test_any_course_of_stand_stills_fences_and_recoveries_joins_each_event_once(
         world.other.join(batch_of(NAMES))
         for out in world.outs:
             assert output_lines(root, out) == lines_of(NAMES)
+            assert output_bytes(root, out) == output_bytes(root)
     finally:
         world.close()
         shutil.rmtree(root)

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -20,12 +21,15 @@ from photon.logs.writer import RotatingLog
 from tests.joiner.fakes import (
     Crash,
     batch_of,
+    crash_at,
     end_all,
     fail_one_sync,
     fates,
     lines_of,
     output_lines,
     packed_id,
+    path_of,
+    running,
 )
 from tests.waiting import wait_until
 
@@ -51,7 +55,7 @@ class StandStill:
         monkeypatch.setattr(disk.os, "write", self._write)
 
     def _write(self, fd, data):
-        joined = "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and self.left > 0
+        joined = "/joined/" in path_of(fd) and self.left > 0
         if joined and self._where == "before":
             self._stand()
         written = self._real(fd, data)
@@ -180,16 +184,11 @@ def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(ma
                 except OverloadedError:
                     time.sleep(0.0005)
 
-    threads = [threading.Thread(target=send, args=(t,)) for t in range(4)]
-    losing = threading.Thread(target=lose_and_find)
     worker.start()
-    losing.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    flicker.set()
-    losing.join()
+    with running(lose_and_find):
+        with running(*(partial(send, thread) for thread in range(4))):
+            pass
+        flicker.set()
     own.granted(clock.monotonic())
     wait_until(lambda: worker.status()["unresolved"] == 0)
     assert output_lines(tmp_path) == lines_of(
@@ -278,16 +277,6 @@ def test_batches_of_an_old_life_wait_for_the_old_ones_lease(make, registry, monk
     registry.fences.add(old)
     wait_until(lambda: second.status()["unresolved"] == 0)
     assert output_lines(tmp_path) == lines_of("abc")
-
-
-def crash_at(where):
-    """A checkpoint that ends the life there."""
-
-    def reached(step):
-        if step == where:
-            raise Crash
-
-    return reached
 
 
 @pytest.mark.parametrize("left", ["before", "after", "output appended"])

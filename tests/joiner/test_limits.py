@@ -2,13 +2,14 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from joiner.client import JoinerClient
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
-from tests.joiner.fakes import IDENTITY, batch_of, end_all, lines_of, output_lines
+from tests.joiner.fakes import IDENTITY, batch_of, end_all, lines_of, output_lines, running
 from tests.waiting import wait_until
 
 
@@ -34,15 +35,11 @@ class Held:
 def test_no_more_commits_are_on_their_way_than_the_settings_say(make, registry, tmp_path):
     held = Held(registry)
     worker = make(commits_in_flight_max=2, requests_in_flight_max=8)
-    threads = [threading.Thread(target=worker.join, args=(batch_of([name]),)) for name in "abcdef"]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: worker.status()["in_flight"] == 6 and held.at_a_time == 2)
-    assert worker.status()["commits_in_flight"] == 2
-    assert worker.status()["unresolved"] == 2, "the others have not even noted their intent"
-    held.go.set()
-    for thread in threads:
-        thread.join()
+    with running(*(partial(worker.join, batch_of([name])) for name in "abcdef")):
+        wait_until(lambda: worker.status()["in_flight"] == 6 and held.at_a_time == 2)
+        assert worker.status()["commits_in_flight"] == 2
+        assert worker.status()["unresolved"] == 2, "the others have not even noted their intent"
+        held.go.set()
     assert held.most == 2
     assert worker.status()["commits_in_flight"] == 0
     assert output_lines(tmp_path) == lines_of("abcdef")
@@ -51,13 +48,11 @@ def test_no_more_commits_are_on_their_way_than_the_settings_say(make, registry, 
 def test_a_request_that_gets_no_turn_to_commit_before_its_deadline_leaves_nothing(make, registry, tmp_path):
     held = Held(registry)
     worker = make(commits_in_flight_max=1)
-    first = threading.Thread(target=worker.join, args=(batch_of(["a"]),))
-    first.start()
-    wait_until(lambda: held.at_a_time == 1)
-    with pytest.raises(OverloadedError, match="1 commits are on their way"):
-        worker.join(batch_of(["b"]), timeout_s=0.02)
-    held.go.set()
-    first.join()
+    with running(partial(worker.join, batch_of(["a"]))):
+        wait_until(lambda: held.at_a_time == 1)
+        with pytest.raises(OverloadedError, match="1 commits are on their way"):
+            worker.join(batch_of(["b"]), timeout_s=0.02)
+        held.go.set()
     assert registry.commits == 1
     assert worker.join(batch_of(["b"])).outcomes == bytes([Joined.JOINED])
     assert output_lines(tmp_path) == lines_of("ab")

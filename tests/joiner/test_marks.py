@@ -4,7 +4,16 @@ import pytest
 
 from photon.core.fates import Found
 from photon.core.ids import MARK_ADDRESSES, MATCHED, UNMATCHED, mark_ids, parse_token
-from tests.joiner.fakes import batch_of, fates, joined_line, lines_of, output_lines, packed_id
+from tests.joiner.fakes import (
+    Crash,
+    batch_of,
+    crash_at,
+    fates,
+    joined_line,
+    lines_of,
+    output_lines,
+    packed_id,
+)
 
 LATE = "its primary event was said to be unmatched before"
 
@@ -64,15 +73,8 @@ def test_while_the_registry_does_not_answer_nothing_is_joined(worker, registry, 
 
 
 def test_a_joiner_that_ends_between_mark_and_event_has_lost_nothing(make, registry, tmp_path):
-    class Killed(Exception):
-        pass
-
-    def end(step):
-        if step == "marked":
-            raise Killed
-
-    with pytest.raises(Killed):
-        make(mark_matched=True, checkpoint=end, name="east").join(batch_of("a"))
+    with pytest.raises(Crash):
+        make(mark_matched=True, checkpoint=crash_at("marked"), name="east").join(batch_of("a"))
     assert registry.tokens == {mark("q-a"): MATCHED}
     assert fates(make(mark_matched=True, name="west").join(batch_of("a"))) == ["JOINED"]
     assert output_lines(tmp_path) == lines_of("a")

@@ -2,8 +2,8 @@
 
 import errno
 import os
-import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -29,6 +29,7 @@ from tests.joiner.fakes import (
     output_lines,
     packed_id,
     primary_line,
+    running,
 )
 
 EXPIRED = "older than the IdRegistry remembers"
@@ -312,11 +313,8 @@ def test_requests_from_many_threads_write_each_event_once(make, tmp_path):
             names = [f"t{thread}-{number}", f"shared-{number}", f"u{thread}-{number}"]
             told.extend(fates(worker.join(batch_of(names))))
 
-    threads = [threading.Thread(target=send, args=(t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with running(*(partial(send, thread) for thread in range(4))):
+        pass
     own = [f"{kind}{t}-{n}" for kind in "tu" for t in range(4) for n in range(15)]
     assert output_lines(tmp_path) == lines_of([*own, *(f"shared-{n}" for n in range(15))])
     assert Counter(told) == {"JOINED": 135, "DUPLICATE": 45}

@@ -4,6 +4,7 @@ import itertools
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,8 @@ from joiner.client import ForeignColumns, JoinerClient
 from photon.core.clock import ManualClock
 from photon.core.errors import AddressInUseError, OverloadedError, StorageError, UnavailableError, UsageError
 from photon.core.fates import Found, Joined
-from tests.joiner.fakes import batch_of, lines_of, output_lines, packed_id
+from tests.joiner.fakes import batch_of, lines_of, output_lines, packed_id, running
+from tests.waiting import wait_until
 
 
 def share_calls(client, servers):
@@ -89,16 +91,11 @@ def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, conn
     server = serve(requests_in_flight_max=2)
     client = connect(server)
     store.hold = threading.Event()
-    threads = [threading.Thread(target=client.join, args=(batch_of([name]),)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    while server.status()["in_flight"] < 2:
-        threads[0].join(0.005)
-    with pytest.raises(OverloadedError, match="2 requests are in flight; send again later"):
-        client.join(batch_of(["c"]))
-    store.hold.set()
-    for thread in threads:
-        thread.join()
+    with running(*(partial(client.join, batch_of([name])) for name in "ab")):
+        wait_until(lambda: server.status()["in_flight"] == 2)
+        with pytest.raises(OverloadedError, match="2 requests are in flight; send again later"):
+            client.join(batch_of(["c"]))
+        store.hold.set()
     assert server.status()["in_flight"] == 0
     assert set(registry.tokens) == {packed_id("a"), packed_id("b")}
     assert client.join(batch_of(["c"])).outcomes == bytes([Joined.JOINED])
