@@ -33,7 +33,7 @@ from photon.core.accounts import Sum, sums_by_day
 from photon.core.clock import Background, Backoff, Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.disk import storage_errors, write_all
-from photon.core.errors import OverloadedError, PhotonError, StorageError, UnavailableError
+from photon.core.errors import OverloadedError, StorageError, UnavailableError, told
 from photon.core.fates import Committed, Released
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ class Resolver:
             self._settle(batch)
         except Exception as error:
             # Of any kind: the batch must not be forgotten with the thread.
-            trouble = str(error) if isinstance(error, PhotonError) else f"{type(error).__name__}: {error}"
+            trouble = told(error)
             if trouble != self._trouble:
                 self._notice(f"{len(self._batches)} batches wait for their end: {trouble}")
             self._trouble = trouble

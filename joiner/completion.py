@@ -24,7 +24,7 @@ from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import PARQUET, CompleteFile, Root
 from photon.core.clock import Background, Backoff
 from photon.core.disk import replace, storage_errors
-from photon.core.errors import PhotonError
+from photon.core.errors import PhotonError, told
 from photon.core.settings import Joiner
 from photon.logs.writer import LogPosition
 
@@ -197,11 +197,10 @@ class Completer:
             yield
         except _ClosedError:
             raise
-        except PhotonError as error:
-            self._tell(place, str(error))
         except Exception as error:
-            where = "" if place == _LOG else f"{self._output.roots[place].log.path(self._next[place])}: "
-            self._tell(place, f"{where}{type(error).__name__}: {error}")
+            tells_where = isinstance(error, PhotonError) or place == _LOG
+            where = "" if tells_where else f"{self._output.roots[place].log.path(self._next[place])}: "
+            self._tell(place, where + told(error))
         else:
             self._troubles.pop(place, None)
 

@@ -26,6 +26,7 @@ from photon.core.errors import (
     OverloadedError,
     PhotonError,
     SettingsMismatchError,
+    told,
 )
 from photon.core.ids import Token
 
@@ -211,8 +212,8 @@ class LeaseKeeper:
             # Whatever it is: without this thread the joiner would stand still and not say why.
             lease.failed(self._monotonic())
             if self._trouble is None:
-                self._notice(f"no answer to the request for a lease: {error or type(error).__name__}")
-            self._trouble = str(error) or type(error).__name__
+                self._notice(f"no answer to the request for a lease: {told(error)}")
+            self._trouble = told(error)
         else:
             lease.granted(asked_s)
             self._trouble = None

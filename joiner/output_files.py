@@ -15,7 +15,6 @@ output, in a JSON array.
 """
 
 import contextlib
-import fcntl
 import importlib
 import os
 import re
@@ -26,8 +25,15 @@ from typing import Final
 
 import msgspec
 
-from photon.core.disk import make_directory, storage_errors, sync_directory, write_all, write_file
-from photon.core.errors import CorruptStateError, LockedError, SettingsError, UsageError
+from photon.core.disk import (
+    make_directory,
+    open_alone,
+    storage_errors,
+    sync_directory,
+    write_all,
+    write_file,
+)
+from photon.core.errors import CorruptStateError, SettingsError, UsageError
 from photon.logs.writer import LogPosition, RotatingLog
 
 LINES: Final = ".jsonl"
@@ -230,14 +236,10 @@ class Manifest:
         self.path = directory / f"{stem}{MANIFEST}"
         with storage_errors(self.path):
             make_directory(directory)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = open_alone(
+            self.path, "another joiner of this name writes here; stop it, or name another output", os.O_APPEND
+        )
         try:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise LockedError(
-                    f"{self.path}: another joiner of this name writes here; stop it, or name another output"
-                ) from error
             with storage_errors(self.path):
                 data = self.path.read_bytes()
                 self._size = data.rfind(b"\n") + 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from photon.core.errors import PhotonError
+from photon.core.errors import told
 
 # Leases run on it: unlike time.monotonic on Linux, it counts the time a machine was suspended.
 _MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -209,8 +209,7 @@ class Background:
                 wait_s = self._step()
                 self.failures, self.trouble = 0, None
             except Exception as error:
-                known = isinstance(error, PhotonError)
-                self.trouble = str(error) if known else f"{type(error).__name__}: {error}"
+                self.trouble = told(error)
                 self.failures += 1
                 self._stopping.wait(self._retries.delay_s(self.failures))
             else:

@@ -107,22 +107,33 @@ def storage_errors(path: Path) -> Iterator[None]:
         raise storage_error(error, path) from error
 
 
+def open_alone(path: Path, refusal: str, flags: int = 0) -> int:
+    """Open or create a file for reading and writing, until it is closed by this process alone.
+
+    LockedError, which says `refusal`, if another process has it; StorageError. The kernel lets go of it when
+    the process ends, however it does.
+    """
+    with storage_errors(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise LockedError(f"{path}: {refusal}") from error
+    return fd
+
+
 class DirectoryLock:
-    """Holds a directory for this process; the kernel lets go of it when the process ends, however it does."""
+    """Holds a directory for this process."""
 
     def __init__(self, directory: Path) -> None:
         """LockedError if another process has it; StorageError if there can be no directory."""
-        path = directory / _LOCK_NAME
-        with storage_errors(path):
+        with storage_errors(directory):
             make_directory(directory)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            raise LockedError(
-                f"{directory}: another process works in this directory; stop it or use another directory"
-            ) from error
+        self._fd = open_alone(
+            directory / _LOCK_NAME,
+            "another process works in this directory; stop it or use another directory",
+        )
 
     def release(self) -> None:
         if self._fd >= 0:

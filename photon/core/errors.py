@@ -7,6 +7,11 @@ class PhotonError(Exception):
     exit_status = 1
 
 
+def told(error: BaseException) -> str:
+    """An error in a line: what it says, and of one that is not raised on purpose its kind."""
+    return str(error) if isinstance(error, PhotonError) else f"{type(error).__name__}: {error}".rstrip(": ")
+
+
 class UsageError(PhotonError):
     """The caller's fault: a command line or a setting that can't be used. One line, exit status 2."""
 

@@ -5,7 +5,6 @@ seconds; the machine's wall clock, which steps and drifts, is never copied into 
 """
 
 import ctypes
-import fcntl
 import ipaddress
 import os
 import threading
@@ -17,7 +16,8 @@ from typing import Final, NamedTuple, Protocol, Self
 import numpy as np
 
 from photon.core.clock import Background, Clock
-from photon.core.errors import LockedError, SkewError, StorageError, UsageError
+from photon.core.disk import open_alone, storage_errors
+from photon.core.errors import SkewError, StorageError, UsageError
 from photon.core.ids import DEFAULT_KEY, ID_BYTES, IdPacker
 
 DRIFT_PPM: Final = 200
@@ -82,16 +82,7 @@ class FileMark:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._fd)
-            raise LockedError(
-                f"{path}: another process makes ids with this mark; give each its own"
-            ) from error
-        except OSError as error:
-            raise StorageError(f"{path}: {error.strerror}") from error
+        self._fd = open_alone(path, "another process makes ids with this mark; give each its own")
 
     def load(self) -> int:
         text = os.pread(self._fd, 64, 0)
@@ -101,11 +92,9 @@ class FileMark:
 
     def store(self, us: int) -> None:
         # A fixed width: a write that is cut off can't leave a shorter, smaller number that looks whole.
-        try:
+        with storage_errors(self._path):
             os.pwrite(self._fd, b"%020d\n" % us, 0)
             os.fdatasync(self._fd)
-        except OSError as error:
-            raise StorageError(f"{self._path}: {error.strerror}; no id was handed out") from error
 
     def close(self) -> None:
         os.close(self._fd)

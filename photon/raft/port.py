@@ -212,19 +212,16 @@ class RaftTiming:
 
     def __post_init__(self) -> None:
         """Raise SettingsError for times that can't work together."""
-        for each in fields(self):
-            if getattr(self, each.name) <= 0:
-                raise SettingsError(f"RaftTiming.{each.name}: must be above 0 seconds")
-        if self.election_s_min <= 3 * self.heartbeat_s:
-            raise SettingsError("RaftTiming.election_s_min: must be above three times heartbeat_s")
-        if self.election_s_max <= self.election_s_min:
-            raise SettingsError("RaftTiming.election_s_max: must be above election_s_min")
-        if self.leader_fallback_s <= 3 * self.heartbeat_s:
-            raise SettingsError("RaftTiming.leader_fallback_s: must be above three times heartbeat_s")
-        if self.reconnect_s_max < self.reconnect_s_min:
-            raise SettingsError("RaftTiming.reconnect_s_max: must not be below reconnect_s_min")
-        if self.silence_s <= 4 * self.heartbeat_s:
-            raise SettingsError("RaftTiming.silence_s: must be above four times heartbeat_s")
+        least = {each.name: (0.0, "0 seconds") for each in fields(self)} | {
+            "election_s_min": (3 * self.heartbeat_s, "three times heartbeat_s"),
+            "election_s_max": (self.election_s_min, "election_s_min"),
+            "leader_fallback_s": (3 * self.heartbeat_s, "three times heartbeat_s"),
+            "reconnect_s_max": (self.reconnect_s_min, "reconnect_s_min"),
+            "silence_s": (4 * self.heartbeat_s, "four times heartbeat_s"),
+        }
+        for name, (above, what) in least.items():
+            if getattr(self, name) <= above:
+                raise SettingsError(f"RaftTiming.{name}: must be above {what}")
 
 
 @dataclass(frozen=True, slots=True)

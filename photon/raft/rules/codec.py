@@ -27,13 +27,18 @@ _APPEND_FIXED = struct.Struct("<BQQQQI")  # kind, term, commit, previous index, 
 _ENTRY = struct.Struct("<QI")  # term, length
 _PIECE_FIXED = struct.Struct("<BQQQQQQ")  # kind, term, commit, snapshot's index and term, offset, total
 _ACK_FIXED = struct.Struct("<BQQB")  # kind, term, next index, flags
-_ASK_VOTE_FIXED = struct.Struct(
-    "<BQQQB"
-)  # kind, term, last index, last term, whether the leader asked for it
-_ASK_PRE_VOTE_FIXED = struct.Struct("<BQQQQ")  # kind, term, round, last index, last term
-_PRE_VOTE_FIXED = struct.Struct("<BQQ")  # kind, term, round
-_TERM_FIXED = struct.Struct("<BQ")  # kind, term
 _RESET, _SUCCESS = 1, 2
+_LAST = ("last_log_index", "last_log_term")
+# Those about elections: their kind, their fields, and how these follow it.
+_ELECTION: dict[int, tuple[str, tuple[str, ...], struct.Struct]] = {
+    # `transfer`: whether the leader asked for it.
+    _ASK_VOTE: (REQUEST_VOTE, ("term", *_LAST, "transfer"), struct.Struct("<BQQQ?")),
+    _ASK_PRE_VOTE: (REQUEST_PRE_VOTE, ("term", "round", *_LAST), struct.Struct("<BQQQQ")),
+    _PRE_VOTE: (RESPONSE_PRE_VOTE, ("term", "round"), struct.Struct("<BQQ")),
+    _VOTE: (RESPONSE_VOTE, ("term",), struct.Struct("<BQ")),
+    _TIMEOUT: (TIMEOUT_NOW, ("term",), struct.Struct("<BQ")),
+}
+_KINDS = {kind: byte for byte, (kind, _, _) in _ELECTION.items()}
 # No term, index or size comes to this; whatever is added to it still fits its field.
 NUMBER_BOUND = 1 << 62
 
@@ -80,20 +85,11 @@ def decode(data: bytes) -> Message:
 
 
 def _encode_election(kind: str, message: Message) -> bytes:
-    term = message["term"]
-    if kind == REQUEST_VOTE:
-        last = message["last_log_index"], message["last_log_term"]
-        return _ASK_VOTE_FIXED.pack(_ASK_VOTE, term, *last, message.get("transfer", False))
-    if kind == REQUEST_PRE_VOTE:
-        last = message["last_log_index"], message["last_log_term"]
-        return _ASK_PRE_VOTE_FIXED.pack(_ASK_PRE_VOTE, term, message["round"], *last)
-    if kind == RESPONSE_PRE_VOTE:
-        return _PRE_VOTE_FIXED.pack(_PRE_VOTE, term, message["round"])
-    if kind == RESPONSE_VOTE:
-        return _TERM_FIXED.pack(_VOTE, term)
-    if kind == TIMEOUT_NOW:
-        return _TERM_FIXED.pack(_TIMEOUT, term)
-    raise MessageError(f"{kind!r} is not a message that replicas send")
+    if kind not in _KINDS:
+        raise MessageError(f"{kind!r} is not a message that replicas send")
+    _, fields, packing = _ELECTION[_KINDS[kind]]
+    said = {"transfer": False, **message}
+    return packing.pack(_KINDS[kind], *(said[name] for name in fields))
 
 
 def _encode_append(message: Message) -> bytes:
@@ -144,27 +140,15 @@ def _decode(data: bytes) -> Message:
 
 
 def _decode_election(kind: int | None, data: bytes) -> Message:
-    if kind == _ASK_VOTE:
-        _, term, index, last_term, transfer = _ASK_VOTE_FIXED.unpack(data)
-        if transfer > 1:
-            raise MessageError("a request for a vote with unknown flags")
-        _check_bounds(term, index, last_term)
-        last = {"last_log_index": index, "last_log_term": last_term}
-        return {"type": REQUEST_VOTE, "term": term, **last, "transfer": bool(transfer)}
-    if kind == _ASK_PRE_VOTE:
-        _, term, asked_in, index, last_term = _ASK_PRE_VOTE_FIXED.unpack(data)
-        _check_bounds(term, asked_in, index, last_term)
-        last = {"last_log_index": index, "last_log_term": last_term}
-        return {"type": REQUEST_PRE_VOTE, "term": term, "round": asked_in, **last}
-    if kind == _PRE_VOTE:
-        _, term, asked_in = _PRE_VOTE_FIXED.unpack(data)
-        _check_bounds(term, asked_in)
-        return {"type": RESPONSE_PRE_VOTE, "term": term, "round": asked_in}
-    if kind in (_VOTE, _TIMEOUT):
-        _, term = _TERM_FIXED.unpack(data)
-        _check_bounds(term)
-        return {"type": RESPONSE_VOTE if kind == _VOTE else TIMEOUT_NOW, "term": term}
-    raise MessageError(f"a message of unknown kind {kind}")
+    if kind not in _ELECTION:
+        raise MessageError(f"a message of unknown kind {kind}")
+    name, fields, packing = _ELECTION[kind]
+    _, *values = packing.unpack(data)
+    _check_bounds(*values)
+    message = {"type": name, **dict(zip(fields, values, strict=True))}
+    if encode(message) != data:
+        raise MessageError("a request for a vote with unknown flags")
+    return message
 
 
 def _decode_append(data: bytes) -> Message:
