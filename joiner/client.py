@@ -118,7 +118,7 @@ class JoinerClient:
     ) -> None:
         """UsageError without an address. Connects at the first call.
 
-        `identity`: core.settings_identity.identity_digest; without it only statuses are to be had.
+        `identity`: core.settings.identity_digest; without it only statuses are to be had.
         """
         if not addresses:
             raise UsageError("no joiner's address was given; name one at least")

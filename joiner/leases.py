@@ -108,7 +108,7 @@ class LeaseKeeper:
         home: Path | None = None,
     ) -> None:
         """`on_fatal` is told, once, that `own` is fenced, or that no lease is to be had with these `settings`
-        (core.settings_identity.identity_digest), or of this registry, which `home` does not remember.
+        (core.settings.identity_digest), or of this registry, which `home` does not remember.
         """
         self.own = own
         self.refused: PhotonError | None = None

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, LockedError, StorageError, UnavailableError, UsageError
-from photon.raft.home import read_groups, read_identity, read_peers
-from photon.raft.store import HardState
+from photon.raft.store import HardState, read_groups, read_identity, read_peers
 
 if TYPE_CHECKING:
     from idregistry.hosting import Table

@@ -1,8 +1,7 @@
 """What a replica takes in from its leader, entries and snapshots, and what it may say of them."""
 
 from photon.raft.core import RaftCore
-from photon.raft.elections import Elections
-from photon.raft.membership import Membership
+from photon.raft.membership import Elections, Membership
 from photon.raft.port import RaftLimits
 from photon.raft.rules.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, MessageError
 from photon.raft.rules.guards import Conflict, conflict_start, fit, is_stale_snapshot

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from photon.core.errors import PhotonError
-from photon.raft.home import LIFE_BYTES
+from photon.raft.store import LIFE_BYTES
 
 PROTOCOL_VERSION = 3
 _MAGIC = b"PHRAFTH1"

@@ -18,9 +18,9 @@ from pathlib import Path
 from photon.core.errors import UsageError
 from photon.raft.addresses import Address, Endpoint
 from photon.raft.core import now
-from photon.raft.home import IDENTITY_BYTES, Home, delete
 from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog, StateMachine
 from photon.raft.replica import NodeContext, Replica
+from photon.raft.store import IDENTITY_BYTES, Home, delete
 from photon.raft.transport import Transport
 
 _log = logging.getLogger(__name__)

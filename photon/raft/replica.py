@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from photon.raft.core import RaftCore, now
-from photon.raft.elections import Elections
 from photon.raft.follower import Follower
 from photon.raft.journal import NO_OP
-from photon.raft.membership import Founding, HasMet, Membership, everybody_met
+from photon.raft.membership import Elections, Founding, HasMet, Membership, everybody_met
 from photon.raft.port import (
     Applied,
     Change,

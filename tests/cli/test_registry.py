@@ -28,7 +28,7 @@ from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import Settings, load_settings
-from photon.raft.home import Home
+from photon.raft.store import Home
 from photon.rpc import idregistry_pb2 as pb
 from tests.ports import free_ports
 from tests.system import (

@@ -13,9 +13,8 @@ import pytest
 from photon.cluster.registry_replicas import Trace, clear_unfounded, members_of, never_founded, trace_of
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
-from photon.raft.home import Home
 from photon.raft.rules.members import command_of, founding
-from photon.raft.store import ReplicaStore
+from photon.raft.store import Home, ReplicaStore
 from tests.system import join_arguments, joined_pairs, photon, start_photon, write_logs
 
 FOUNDERS = ("r0", "r1", "r2")

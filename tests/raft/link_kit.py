@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 from photon.raft.addresses import Endpoint
 from photon.raft.core import now
-from photon.raft.home import LIFE_BYTES
 from photon.raft.port import RaftLimits, RaftTiming
 from photon.raft.rules.codec import MessageError
+from photon.raft.store import LIFE_BYTES
 from photon.raft.transport import Transport
 from photon.rpc.network import Tls
 from tests.ports import free_ports

@@ -1,6 +1,6 @@
 """Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
 
-from photon.raft.elections import PreVote
+from photon.raft.membership import PreVote
 from photon.raft.port import ChangeKind, Members
 from photon.raft.rules.members import is_majority
 from tests.raft.kit import TIMING, Lone, Make, VirtualClock

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon.raft.handshake import Handshake, HandshakeError, RefusedError
-from photon.raft.home import LIFE_BYTES
+from photon.raft.store import LIFE_BYTES
 from tests.raft.link_kit import life_of
 
 Admit = Callable[[str, bytes, bytes], str | None]

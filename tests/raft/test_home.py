@@ -8,8 +8,8 @@ import pytest
 
 from photon.core import disk
 from photon.core.errors import CorruptStateError, LockedError, StorageError
-from photon.raft import home as homes
-from photon.raft.home import NO_LIFE, Home
+from photon.raft import store as homes
+from photon.raft.store import NO_LIFE, Home
 
 Start = Callable[[Path], Home]
 

@@ -15,9 +15,9 @@ from photon.core.errors import CorruptStateError
 from photon.core.journal import RECORD_BYTES, SEAL, SYNCED, Record
 from photon.raft import follower, replica
 from photon.raft import snapshot as compaction
-from photon.raft.elections import Elections
 from photon.raft.follower import Follower
 from photon.raft.journal import Journal, Kind
+from photon.raft.membership import Elections
 from photon.raft.replica import Proposals, Replica
 from photon.raft.rules.codec import Message
 from photon.raft.rules.guards import Conflict, Fitted, fit

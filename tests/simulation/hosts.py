@@ -25,11 +25,11 @@ from photon.core.errors import CorruptStateError, StorageError
 from photon.core.settings import Registry
 from photon.raft import host as host_module
 from photon.raft.addresses import Address, Endpoint
-from photon.raft.home import LIFE_BYTES
 from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits, ReplicatedLog, StateMachine
 from photon.raft.rules.codec import decode
 from photon.raft.sender import SNAPSHOT_SHARE
+from photon.raft.store import LIFE_BYTES
 from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash
 from tests.simulation.history import History, Led, Moved, Seen, Turned, Versioned

@@ -15,8 +15,8 @@ from photon.core import disk
 from photon.core.fates import Released
 from photon.core.ids import ID_BYTES
 from photon.core.journal import SegmentedJournal
-from photon.raft.elections import Elections
 from photon.raft.follower import Follower
+from photon.raft.membership import Elections
 from photon.raft.replica import Replica
 from photon.raft.rules.codec import encode
 from photon.raft.snapshot import Head, Installation

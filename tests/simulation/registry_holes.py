@@ -13,9 +13,9 @@ from idregistry.rules.placement import DAY_US, boundary_due
 from idregistry.shard import Shard
 from photon.raft import sender
 from photon.raft import snapshot as snapshots
-from photon.raft.home import Home
 from photon.raft.host import RaftHost
 from photon.raft.port import ReplicatedLog
+from photon.raft.store import Home
 from tests.simulation.own_holes import patched
 
 CHUNK_BYTES = 140
