@@ -18,8 +18,6 @@ from photon.core.errors import FencedError, SettingsMismatchError, UnavailableEr
 from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import parse_token
 
-SKEW_S = 0.1
-
 
 class FakeRegistry:
     """Ids, leases and fences (paper 2.1; design: "Recovery is fenced"). For many threads at once."""
@@ -133,24 +131,11 @@ class FakeRegistry:
             self.settings = self.settings or settings
             self.leases[incarnation] = time.monotonic() + lease_s
 
-    def fence(self, incarnation: int) -> bool:
-        """Refused while its lease may run."""
-        with self._state():
-            if time.monotonic() < self.leases.get(incarnation, 0) + SKEW_S:
-                return False
-            self.fences.add(incarnation)
-            return True
-
     def dismiss(self, incarnations: Sequence[int], timeout_s: float | None = None) -> None:
         with self._state():
             if self.down:
                 raise UnavailableError("registry: no quorum")
             self.dismissed.update(incarnations)
-
-    def leased(self) -> list[int]:
-        """Incarnations that ever had a lease."""
-        with self._state():
-            return [*self.leases]
 
     def incarnations(self, incarnations: Sequence[int]) -> list[Standing]:
         with self._state():
@@ -199,12 +184,6 @@ class FakeRegistry:
         if key in self.tokens:
             return Registered.PRESENT
         return Registered.EXPIRED if key in self.expired else Registered.ABSENT
-
-    @contextmanager
-    def between_calls(self) -> Iterator[None]:
-        """No other thread of this process is in a call meanwhile, nor has the file locked."""
-        with self._lock:
-            yield
 
     @contextmanager
     def _state(self) -> Iterator[None]:

@@ -1,40 +1,35 @@
 """A joiner that kills itself between two IO steps; a process of tests/joiner/test_crashes.py.
 
-Arguments: directory, checkpoint to die at (or "never"), how many times to pass it before, and what else is
-special: `roots` (a second output root), `parquet`, `full` (the second root is full for a while). Sends
-batches as a dispatcher would: those whose answer it has not noted are sent again. The registry outlives it in
-a file.
+Arguments: directory, checkpoint to die at (or "never"), and how many times to pass it before. Sends batches
+as a dispatcher would: those whose answer it has not noted are sent again. The registry outlives it in a file.
 """
 
 import contextlib
-import errno
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from joiner.intents import Kind
 from joiner.worker import Worker
-from photon.core import disk
 from photon.core.errors import StorageError
 from photon.core.journal import scan, unpack_header
 from tests.fake_registry import FakeRegistry
 from tests.joiner.fakes import batch_of, make_worker
+from tests.waiting import wait_until
 
 BATCHES = [[f"b{batch}-{row}" for row in range(3)] for batch in range(4)]
 BATCHES[2].append("b0-0")
+REGISTERED = "registered"
 TORN = "registered, and half written"
 
 
-def main(root: Path, die_at: str, passes: int, special: list[str]) -> None:
+def main(root: Path, die_at: str, passes: int) -> None:
     left = passes
-    if "full" in special:
-        fill(root / "two", times=2)
 
     def checkpoint(name: str) -> None:
         nonlocal left
-        if name != die_at.partition(",")[0]:
+        if name != (REGISTERED if die_at == TORN else die_at):
             return
         if left == 0:
             if die_at == TORN:
@@ -46,8 +41,6 @@ def main(root: Path, die_at: str, passes: int, special: list[str]) -> None:
         root,
         FakeRegistry(root / "registry"),
         output_file_bytes_max=200,
-        output_roots=(str(root / "two"),) if "roots" in special else (),
-        output_format="parquet" if "parquet" in special else "jsonl",
         checkpoint=checkpoint,
     )
     worker.start()
@@ -66,23 +59,7 @@ def main(root: Path, die_at: str, passes: int, special: list[str]) -> None:
 
 
 def wait_until_resolved(worker: Worker) -> None:
-    deadline = time.monotonic() + 60
-    while worker.status()["unresolved"] and time.monotonic() < deadline:
-        time.sleep(0.005)
-
-
-def fill(directory: Path, times: int) -> None:
-    """No space for joined lines there, so many times."""
-    real, left = os.write, [times]
-
-    def write(fd: int, data: bytes) -> int:
-        path = os.readlink(f"/proc/self/fd/{fd}")
-        if left[0] and path.startswith(str(directory)) and path.endswith(".jsonl"):
-            left[0] -= 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, data)
-
-    disk.os.write = write
+    wait_until(lambda: not worker.status()["unresolved"])
 
 
 def tear(root: Path) -> None:

@@ -1,16 +1,12 @@
 """A joiner killed between any two IO steps: each event it won is in the joined log exactly once."""
 
 import errno
-import json
 import os
 import signal
-import zlib
 from collections import Counter
 
-import pyarrow.parquet
 import pytest
 
-from joiner.output_files import complete_files, count_joined
 from photon.core import disk
 from photon.core.columns import split_lines
 from tests.fake_registry import FakeRegistry
@@ -40,26 +36,9 @@ STEPS = [
 EVERYTHING = lines_of({name for batch in crash_child.BATCHES for name in batch})
 
 
-# Where the second root is full, what stands in the first is taken back.
-OUTPUT_STEPS = [
-    (["roots"], "one root appended", 2),
-    (["roots"], "one root rotated", 1),
-    (["roots"], "output appended", 1),
-    (["roots"], "output synced", 1),
-    (["roots"], "listed", 1),
-    (["roots", "full"], "one root taken back", 0),
-    (["roots", "full"], "one root rotated", 2),
-    (["roots", "parquet"], "converted", 1),
-    (["roots", "parquet"], "renamed", 1),
-    (["roots", "parquet"], "listed", 1),
-    (["roots", "parquet"], "lines removed", 1),
-    ([], "listed", 0),
-]
-
-
-def run(root, die_at="never", passes=0, special=()):
+def run(root, die_at="never", passes=0):
     """The exit status of one that is to die there."""
-    return Child(crash_child.main, root, die_at, passes, special).wait()
+    return Child(crash_child.main, root, die_at, passes).wait()
 
 
 def check_no_event_is_there_twice_or_unregistered(root):
@@ -81,42 +60,6 @@ def test_a_joiner_killed_between_two_steps_and_again_in_its_recovery_loses_and_d
         check_no_event_is_there_twice_or_unregistered(tmp_path)
     assert run(tmp_path) == 0
     assert output_lines(tmp_path) == EVERYTHING
-
-
-@pytest.mark.parametrize(
-    ("special", "step", "passes"), OUTPUT_STEPS, ids=lambda v: "-".join(v) if isinstance(v, list) else str(v)
-)
-@pytest.mark.long
-def test_a_joiner_killed_between_two_steps_of_its_output_leaves_each_root_and_manifest_whole(
-    tmp_path, special, step, passes
-):
-    assert run(tmp_path, step, passes, special) == -signal.SIGKILL
-    if step == "one root appended":  # and once more while that is mended
-        assert run(tmp_path, "one root cut", 0, special) == -signal.SIGKILL
-    assert run(tmp_path, special=[word for word in special if word != "full"]) == 0
-    for out in ("out", "two") if "roots" in special else ("out",):
-        check_all_is_there_once_and_listed(tmp_path / out / "joined" / "east", "parquet" in special)
-
-
-def check_all_is_there_once_and_listed(directory, parquet):
-    lines = Counter()
-    listed = complete_files(directory)
-    assert {path.name for path in directory.iterdir()} == {*listed, "joiner.manifest", "joiner.lives"}
-    for path in map(directory.joinpath, listed):
-        data = path.read_bytes()
-        entry = listed[path.name]
-        assert (entry.bytes, entry.crc32) == (len(data), f"{zlib.crc32(data):08x}")
-        if parquet:
-            table = pyarrow.parquet.read_table(path)
-            lines.update(json.dumps(row, separators=(", ", ": ")) for row in table.to_pylist())
-            assert path.suffix == ".parquet"
-        else:
-            lines.update(split_lines(data))
-    if parquet:
-        assert lines == Counter(json.dumps(json.loads(line)) for line in EVERYTHING)
-    else:
-        assert lines == EVERYTHING
-    assert count_joined(directory) == EVERYTHING.total()
 
 
 def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path, monkeypatch):

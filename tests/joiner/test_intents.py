@@ -101,19 +101,6 @@ def test_a_tail_torn_at_any_byte_is_cut_and_the_rest_is_kept(tmp_path):
         assert [HEADER_BYTES, *ends][whole] <= kept <= max(HEADER_BYTES, size + MARK_BYTES)
 
 
-def test_after_a_cut_the_journal_goes_on(tmp_path):
-    journal = IntentJournal(tmp_path, fsync=True)
-    first = append(journal, 1)
-    append(journal, 2, synced=False)
-    journal.close()
-    path = segments(tmp_path)[0]
-    path.write_bytes(path.read_bytes()[:-3])
-    journal = IntentJournal(tmp_path, fsync=True)
-    third = append(journal, 3)
-    journal.close()
-    assert reopened(tmp_path)[0] == [first, third]
-
-
 def test_a_damaged_record_that_was_synced_stops_the_start(tmp_path):
     journal = IntentJournal(tmp_path, fsync=True)
     append(journal, 1)

@@ -122,20 +122,6 @@ def test_a_replica_that_was_cut_off_comes_back_without_an_election(cluster: Clus
     assert cluster.leader() == leader
 
 
-def test_a_removed_replica_that_is_not_told_disturbs_nobody(cluster: Cluster) -> None:
-    cluster.start()
-    leader = cluster.wait_for_leader()
-    removed = next(name for name in "abc" if name != leader)
-    cluster.change(REMOVE, removed)
-    cluster.register(b"x", 1)
-    others = "".join(name for name in "abc" if name != removed)
-    before = terms(cluster, others)
-    wait_until(lambda: cluster.nodes[removed].logs[0].leader is None)
-    threading.Event().wait(1.5)
-    assert terms(cluster) == before
-    assert cluster.leader() == leader
-
-
 def test_a_removed_replica_is_taken_in_again_with_what_it_has_on_disk(cluster: Cluster) -> None:
     cluster.start()
     leader = cluster.wait_for_leader()

@@ -36,16 +36,6 @@ def test_a_killed_and_restarted_leader_loses_nothing_and_no_id_is_won_twice(clus
     assert cluster.nodes[first].machines[0].tokens[b"id7"] == 1
 
 
-def test_all_killed_at_once_come_back_with_everything_acknowledged(cluster: Cluster) -> None:
-    cluster.start()
-    for number in range(10):
-        cluster.register(b"id%d" % number, number)
-    cluster.stop()
-    cluster.start()
-    assert cluster.register(b"id3", 99) is False
-    cluster.wait_until_equal()
-
-
 def test_a_replica_whose_disk_was_put_back_from_a_copy_stops_and_grants_nothing(cluster: Cluster) -> None:
     directory, copy = cluster.directory / "b", cluster.directory / "copy"
     cluster.start()
