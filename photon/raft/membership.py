@@ -13,7 +13,7 @@ hands over has its successor left out of both rules.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from photon.raft.core import RaftCore, now
 from photon.raft.port import Change, ChangeKind, Members, RaftTiming, Refusal
@@ -129,11 +129,6 @@ class Membership:
         return False
 
 
-def still_to_meet(node: str, founders: Iterable[str], has_met: HasMet) -> tuple[str, ...]:
-    """The other founders that `node` has never met."""
-    return tuple(sorted(other for other in set(founders) - {node} if not has_met(other)))
-
-
 class Founding:
     """One replica's wait: while it `waits`, it does not stand, vote or acknowledge. Raft thread only."""
 
@@ -154,7 +149,8 @@ class Founding:
     def waits(self) -> bool:
         """Whether somebody is still to be met; once it is not so, it is never so again."""
         if self._missing:
-            self._missing = still_to_meet(self._node, self._missing, self._has_met)
+            others = sorted({*self._missing} - {self._node})
+            self._missing = tuple(other for other in others if not self._has_met(other))
         return bool(self._missing)
 
     def tell(self, now: float) -> None:
@@ -174,39 +170,6 @@ class Founding:
 # --- Who may lead.
 
 
-class PreVote:
-    """One replica's round of asking. An answer counts once, and only in its round."""
-
-    def __init__(self) -> None:
-        self.round = 0
-        self._granted: dict[str, int] = {}
-        self._open = False
-
-    def begin(self) -> None:
-        """A new round; the answers of those before count no more."""
-        self.round += 1
-        self._granted.clear()
-        self._open = True
-
-    def close(self) -> None:
-        """There is a leader, or an election, of its own or with its vote."""
-        self._open = False
-
-    def grant(self, peer: str, asked_in: int, term: int) -> None:
-        """A peer, which is in this term, would vote for this replica."""
-        if self._open and asked_in == self.round:
-            self._granted[peer] = term
-
-    def won(self, node: str, voters: Collection[str]) -> bool:
-        """Whether a majority of the voters would vote for `node`, itself among them."""
-        return self._open and is_majority(len({node, *self._granted}.intersection(voters)), len(voters))
-
-    @property
-    def term(self) -> int:
-        """The highest term of those that granted; 0 where none did."""
-        return max(self._granted.values(), default=0)
-
-
 class Elections:
     """One replica's part in its group's elections. Raft thread only."""
 
@@ -215,7 +178,9 @@ class Elections:
         self._journal = store.journal
         self._members = store.members
         self._wire = wire
-        self._pre_vote = PreVote()
+        self._asking = False  # whether it would be voted for, in rounds, until there is a leader, or a vote
+        self._asked_in = 0
+        self._granted: dict[str, int] = {}  # in this round: peer -> the term it is in
         self._voted: tuple[int, set[str]] = (-1, set())  # who has voted in which term
         self._handed_over_in = -1  # the term in which a leader asked this replica to take over
 
@@ -224,13 +189,15 @@ class Elections:
         core = self._core
         if not core.may_stand:
             return
-        self._pre_vote.begin()
+        self._asking = True
+        self._asked_in += 1
+        self._granted.clear()
         term, index = self._last_entry()
         question = encode(
             {
                 "type": REQUEST_PRE_VOTE,
                 "term": core.term,
-                "round": self._pre_vote.round,
+                "round": self._asked_in,
                 "last_log_index": index,
                 "last_log_term": term,
             }
@@ -243,7 +210,7 @@ class Elections:
     def heard_leader(self) -> None:
         """A leader of this term, or a later one, has spoken."""
         self._core.heard_leader_at = now()
-        self._pre_vote.close()
+        self._asking = False
 
     def receive(self, peer: str, message: Message) -> None:
         """A peer's message about an election."""
@@ -252,8 +219,9 @@ class Elections:
             if self._would_vote(message):
                 self._grant(peer, message["round"])
         elif kind == RESPONSE_PRE_VOTE:
-            self._pre_vote.grant(peer, message["round"], message["term"])
-            self._stand_if_wanted()
+            if self._asking and message["round"] == self._asked_in:
+                self._granted[peer] = message["term"]
+                self._stand_if_wanted()
         elif kind == REQUEST_VOTE:
             if self._would_vote(message):
                 self._core.deliver(peer, message)
@@ -269,7 +237,7 @@ class Elections:
         if message["type"] == RESPONSE_VOTE:
             # Who would have voted for this replica may say so only now: standing on that would depose the one
             # that it has just voted for.
-            self._pre_vote.close()
+            self._asking = False
         elif message["type"] == REQUEST_VOTE:
             return {**message, "transfer": message["term"] == self._handed_over_in + 1}
         return message
@@ -292,10 +260,11 @@ class Elections:
 
     def _stand_if_wanted(self) -> None:
         core = self._core
-        wanted = self._pre_vote.won(core.node, core.members.voters)
+        would = {core.node, *self._granted}.intersection(core.members.voters)
+        wanted = is_majority(len(would), len(core.members.voters))
         if wanted and core.may_stand and not core.is_leader:
-            core.elect(self._pre_vote.term)
-            self._pre_vote.close()
+            self._asking = False
+            core.elect(max(self._granted.values(), default=0))
 
     def _counts(self, peer: str, term: int) -> bool:
         """The library counts messages, whoever they are of: only a voter's first one shall count."""

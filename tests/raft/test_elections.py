@@ -1,6 +1,5 @@
 """Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
 
-from photon.raft.membership import PreVote
 from photon.raft.port import ChangeKind, Members
 from photon.raft.rules.members import is_majority
 from tests.raft.kit import TIMING, Lone, Make, VirtualClock
@@ -268,9 +267,3 @@ def test_one_replica_that_voted_itself_alone_adds_others_and_goes_on(make: Make)
 
 def test_majorities() -> None:
     assert [is_majority(count, 4) for count in (2, 3)] == [False, True]
-    pre_vote = PreVote()
-    pre_vote.grant("b", 0, 1)
-    assert not pre_vote.won("a", ("a",)), "nobody was asked"
-    pre_vote.begin()
-    assert pre_vote.won("a", ("a",))
-    assert not pre_vote.won("a", ("b", "c"))

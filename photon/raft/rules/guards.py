@@ -4,20 +4,9 @@ The letters (S1, L1, ...) are those of docs/decisions/003-raft-on-pysyncobj.md.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from photon.raft.journal import Entry
+from photon.raft.journal import Entry, Journal
 from photon.raft.rules.codec import Message, MessageError
-
-
-class LogView(Protocol):
-    """What the rules look at in a log."""
-
-    @property
-    def first_index(self) -> int: ...
-    @property
-    def last_index(self) -> int: ...
-    def term_at(self, index: int) -> int | None: ...
 
 
 @dataclass(slots=True)
@@ -57,7 +46,7 @@ class Fitted:
     verified: int | None
 
 
-def fit(log: LogView, commit_index: int, message: Message) -> Fitted:
+def fit(log: Journal, commit_index: int, message: Message) -> Fitted:
     """S2: strip the entries the log has already, so that nothing that matches is ever truncated.
 
     What remains begins with the first entry that is new or conflicts. Where nothing remains, the message
@@ -98,7 +87,7 @@ def fit(log: LogView, commit_index: int, message: Message) -> Fitted:
     return Fitted(heartbeat, verified)
 
 
-def conflict_start(log: LogView, commit_index: int, previous: int) -> int | None:
+def conflict_start(log: Journal, commit_index: int, previous: int) -> int | None:
     """L1: the first index of the term that conflicts at `previous`, never below what is committed.
 
     None where the log holds no entry there (it is shorter: its own end is the hint).
