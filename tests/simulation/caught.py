@@ -7,7 +7,7 @@ from functools import partial
 from idregistry.rules.placement import DAY_US
 from tests.raft import test_guards, test_journal, test_replica
 from tests.simulation.cluster import Plan
-from tests.simulation.faults import Profile
+from tests.simulation.faults import ACTS, Profile
 from tests.simulation.whole import Whole
 
 FIERCE = Profile(
@@ -55,30 +55,13 @@ ROTTEN = Profile(
 Late, so that there are snapshots to damage, and calm enough that what was damaged comes back and is used.
 """
 
-
-QUIET = Profile(
-    period_s=1000.0,
-    drift=0,
-    cut=1,
-    cut_one_way=0,
-    isolate=0,
-    split=0,
-    heal=0,
-    heal_all=0,
-    reset=0,
-    slow=0,
-    kill=0,
-    power=0,
-    blackout=0,
-    pause=0,
-    transfer=0,
-    crash_chance=0,
-    slow_disk_chance=0,
+STILL = Profile(
+    1000.0, drift=0, crash_chance=0, slow_disk_chance=0, down_s=0.5, **dict.fromkeys(ACTS, 0) | {"heal": 1}
 )
-"""One link is cut in the second second, and nothing else happens."""
-
-STILL = replace(QUIET, cut=0, heal=1, down_s=0.5)
 """Nothing goes wrong by itself."""
+
+QUIET = replace(STILL, cut=1, heal=0, down_s=2.0)
+"""One link is cut in the second second, and nothing else happens."""
 
 DARK = Whole(0, blackouts=0.9)
 """The power of all hosts fails whenever groups have come."""

@@ -8,19 +8,10 @@ from photon.raft.port import RaftLimits
 from tests.simulation.node import Node, World
 
 _NEVER = float("inf")
-_DRAWN = (
-    "cut",
-    "cut_one_way",
-    "isolate",
-    "split",
-    "reset",
-    "slow",
-    "kill",
-    "power",
-    "blackout",
-    "pause",
-    "transfer",
-)
+_NETWORK = ("cut", "cut_one_way", "isolate", "split", "heal", "heal_all", "reset", "slow")
+_NODES = ("kill", "power", "blackout", "pause", "transfer", "rot")
+ACTS = _NETWORK + _NODES
+_DRAWN = tuple(act for act in ACTS if act not in ("heal", "heal_all", "rot"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +81,8 @@ class Faults:
         self._ended = False
         self._founders = len(world.names)
         self._resumes: dict[str, float] = {}
-        acts = {
-            "cut": self._cut,
-            "cut_one_way": self._cut_one_way,
-            "isolate": self._isolate,
-            "split": self._split,
-            "heal": self._heal,
-            "heal_all": self._heal_all,
-            "reset": self._reset,
-            "slow": self._slow,
-            "kill": self._kill,
-            "power": self._power,
-            "blackout": self._blackout,
-            "pause": self._pause,
-            "transfer": self._transfer,
-            "rot": self._rot,
-        }
-        self._acts = list(acts.values())
-        self._weights = [getattr(profile, name) for name in acts]
+        self._acts = [getattr(self, f"_{act}") for act in ACTS]
+        self._weights = [getattr(profile, act) for act in ACTS]
         disks = world.disks
         disks.crash_chance = profile.crash_chance
         disks.error_chance = profile.error_chance

@@ -39,33 +39,24 @@ def _file(root: Path, seed: int) -> Iterator[tuple[Disks, Path, int]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_a_failed_sync_dropped_is_not_written_by_the_next_one(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_failed_sync_dropped_is_synced_only_where_it_is_written_again(
+    seed: int, again: bool, tmp_path: Path
+) -> None:
     with _file(tmp_path, seed) as (disks, path, fd):
         os.write(fd, b"kept ")
         os.fdatasync(fd)
         os.write(fd, b"dropped ")
         with _failing_once(disks):
             os.fdatasync(fd)
+        if again:
+            write_again(path, b"dropped ", len(b"kept "))
         os.write(fd, b"later")
         os.fdatasync(fd)
         disks.node = None
         disks.lose_power("a")
-        assert path.read_bytes() == b"kept " + bytes(len(b"dropped ")) + b"later"
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_what_is_written_again_after_a_failed_sync_is_synced(seed: int, tmp_path: Path) -> None:
-    with _file(tmp_path, seed) as (disks, path, fd):
-        os.write(fd, b"kept ")
-        os.fdatasync(fd)
-        os.write(fd, b"dropped")
-        with _failing_once(disks):
-            os.fdatasync(fd)
-        write_again(path, b"dropped", len(b"kept "))
-        os.fdatasync(fd)
-        disks.node = None
-        disks.lose_power("a")
-        assert path.read_bytes() == b"kept dropped"
+        left = b"dropped " if again else bytes(len(b"dropped "))
+        assert path.read_bytes() == b"kept " + left + b"later"
 
 
 def test_a_write_that_fails_may_leave_a_part(tmp_path: Path) -> None:
