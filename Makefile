@@ -56,7 +56,7 @@ results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn i
 
 soak: $(VENV)/.dev  ## more seeds than test-long; tens of thousands through the simulator of the replicated log: hours
 	PHOTON_SOAK=1 $(PYTEST) -m soak
-	$(BIN)/python -m tests.simulation --soak 20000 --jobs 2
+	PHOTON_SIM_SEEDS=5000 $(PYTEST) --timeout 1200 tests/simulation/test_seeds.py
 
 toxiproxy: $(TOXIPROXY)  ## the server that stands between datacenters in tests of faults; needs Go
 	@test -x $(TOXIPROXY) || { echo "no Go to build $(TOXIPROXY) with: install it, or name one by PHOTON_TOXIPROXY" >&2; exit 1; }

@@ -1,22 +1,22 @@
 """Play seeds from the command line.
 
 python -m tests.simulation --seed 7 --replicas 5 -v          one seed, telling what happens
-python -m tests.simulation --whole --seed 7 -v               one of a registry whole; --soak N: from there on
-python -m tests.simulation --soak 10000 --jobs 2             many, with a report at the end
+python -m tests.simulation --whole --seed 7 -v               one of a registry whole
 python -m tests.simulation --hole s3 --search 200            which seeds notice a hole
+PHOTON_SIM_SEEDS=10000 pytest tests/simulation/test_seeds.py many, of every size, mood and machine
 """
 
 import argparse
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from tests.simulation import whole
 from tests.simulation.cluster import WORKLOADS, Plan, play
 from tests.simulation.holes import HOLES
-from tests.simulation.soak import search, soak
 
 
 def main() -> int:
@@ -30,25 +30,20 @@ def main() -> int:
     parser.add_argument("--members", action="store_true", help="replicas come and go")
     parser.add_argument("--hole", choices=sorted(HOLES), help="with this guard taken away")
     parser.add_argument("--search", type=int, metavar="N", help="of N seeds, those that notice the hole")
-    parser.add_argument("--soak", type=int, metavar="N", help="N seeds of every size, mood and machine")
-    parser.add_argument("--jobs", type=int, default=1, help="processes to soak with")
     parser.add_argument("-v", "--verbose", action="store_true", help="tell what happens")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if given.whole:
-        seeds = range(given.seed, given.seed + (given.soak or 1))
-        wholes = [whole.Whole(seed, whole.SPREAD_S * (seed % 2)) for seed in seeds]
-        return max(_tell(each, whole.play, given.hole, given.verbose) for each in wholes)
-    if given.soak:
-        return soak(given.seed, given.soak, given.jobs)
+        played = whole.Whole(given.seed, whole.SPREAD_S * (given.seed % 2))
+        return _tell(played, whole.play, given.hole, given.verbose)
     plan = Plan(given.seed, given.replicas, given.machine, given.hostile, given.members)
     if given.search:
-        return search(plan, given.hole, given.search)
+        return _search(plan, given.hole, given.search)
     return _tell(plan, play, given.hole, given.verbose)
 
 
 def _tell(plan: Any, play: Callable[[Any, Any], Any], hole: str | None, verbose: bool) -> int:
-    with nullcontext() if hole is None else HOLES[hole]():
+    with _opened(hole):
         run = play(plan, print if verbose else None)
     print(", ".join(f"{name} {count}" for name, count in run.stats.items()))
     for rule, findings in run.broken.items():
@@ -56,6 +51,23 @@ def _tell(plan: Any, play: Callable[[Any, Any], Any], hole: str | None, verbose:
             print(f"{rule}: {finding}")
     print(f"seed {plan.seed}: {'BROKEN' if run.broken else 'all rules hold'}; again: {plan.command()}")
     return 1 if run.broken else 0
+
+
+def _search(plan: Plan, hole: str | None, count: int) -> int:
+    """Which of the seeds from the plan's on notice the hole."""
+    noticed = 0
+    for seed in range(plan.seed, plan.seed + count):
+        with _opened(hole):
+            run = play(replace(plan, seed=seed))
+        if run.broken:
+            noticed += 1
+            print(f"{seed}: {', '.join(run.broken)}", flush=True)
+    print(f"{noticed} of {count} seeds")
+    return 0 if noticed else 1
+
+
+def _opened(hole: str | None) -> AbstractContextManager[None]:
+    return nullcontext() if hole is None else HOLES[hole]()
 
 
 if __name__ == "__main__":
