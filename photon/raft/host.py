@@ -203,7 +203,7 @@ class RaftHost:
         self._stopping = True
         self.wake()
         if self._thread is None:
-            self._close_all()
+            self._end(Replica.stop)
         elif self._thread is not threading.current_thread():
             self._thread.join()
         self._jobs.stop(_JOIN_S)
@@ -226,9 +226,9 @@ class RaftHost:
             for replica in self._replicas.values():
                 replica.hand_over()
             self._transport.flush()
-            self._close_all()
+            self._end(Replica.stop)
         except BaseException as error:  # fail-stop: whatever it was, nothing more is acknowledged
-            self._abandon_all()
+            self._end(Replica.abandon)
             self._on_fatal(error)
 
     def _turn(self) -> None:
@@ -290,29 +290,21 @@ class RaftHost:
         first = min((replica.deadline() for replica in self._replicas.values()), default=now() + _SLEEP_S_MAX)
         return min(_SLEEP_S_MAX, min(first, self._transport.deadline()) - now())
 
-    def _close_all(self) -> None:
+    def _end(self, how: Callable[[Replica], None]) -> None:
+        """Stop or abandon all replicas; where one can't be stopped, abandon the others."""
         self._transport.close()
         self._close_wake()
-        replicas, self._replicas = self._replicas, {}
-        left = list(replicas.values())
+        left = [*self._replicas.values(), *filter(None, self._leaving.values())]
+        self._replicas = {}
         try:
             while left:
-                left.pop().stop()
+                how(left.pop())
         except BaseException:
             for replica in left:
                 replica.abandon()
             raise
         finally:
             self._home.close()
-
-    def _abandon_all(self) -> None:
-        self._transport.close()
-        self._close_wake()
-        replicas, self._replicas = self._replicas, {}
-        for replica in (*replicas.values(), *self._leaving.values()):
-            if replica is not None:
-                replica.abandon()
-        self._home.close()
 
     def _close_wake(self) -> None:
         with self._wake_lock:

@@ -225,10 +225,8 @@ class Replica:
                 f"a command of {len(command)} bytes; cut it to RaftLimits.command_bytes_max = "
                 f"{self._limits.command_bytes_max} or less"
             )
-        if self._stopped:
-            done(Refused(Refusal.STOPPED, None))
-        elif not self.core.is_leader:
-            done(Refused(Refusal.NOT_LEADER, self.core.leader))
+        if not self.is_leader:
+            self._refuse(done)
         elif len(self._proposals) >= self._limits.in_flight_max:
             done(Refused(Refusal.OVERLOADED, self.node))
         else:
@@ -237,10 +235,8 @@ class Replica:
             self._proposals.add(index, self.core.term, now() + self._timing.proposal_s, done)
 
     def change_members(self, change: Change, done: Done) -> None:
-        if self._stopped:
-            done(Refused(Refusal.STOPPED, None))
-        elif not self.core.is_leader:
-            done(Refused(Refusal.NOT_LEADER, self.core.leader))
+        if not self.is_leader:
+            self._refuse(done)
         elif isinstance(planned := self._membership.plan(change), Refusal):
             done(Refused(planned, self.node))
         elif planned == self.members:
@@ -249,9 +245,12 @@ class Replica:
             index = self._membership.append(planned)
             self._proposals.add(index, self.core.term, now() + self._timing.proposal_s, done)
 
+    def _refuse(self, done: Done) -> None:
+        done(Refused(Refusal.STOPPED if self._stopped else Refusal.NOT_LEADER, self.leader))
+
     def hand_over(self, to: str | None = None) -> bool:
         core = self.core
-        if self._stopped or not core.is_leader:
+        if not self.is_leader:
             return False
         last = self._journal.last_index
         ready = [peer for peer in core.connected() if core.match_index(peer) == last]

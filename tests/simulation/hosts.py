@@ -27,6 +27,7 @@ from photon.raft import host as host_module
 from photon.raft.addresses import Address, Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits, ReplicatedLog, StateMachine
+from photon.raft.replica import Replica
 from photon.raft.rules.codec import decode
 from photon.raft.sender import SNAPSHOT_SHARE
 from photon.raft.store import LIFE_BYTES
@@ -210,7 +211,7 @@ class _Host(RaftHost):
         return self._sleep_s()
 
     def end(self) -> None:
-        self._abandon_all()
+        self._end(Replica.abandon)
 
     @property
     def replicas(self) -> dict[int, Any]:
