@@ -244,10 +244,16 @@ class Lone:
         self.turn()
 
     def take_in(self) -> None:
-        """A snapshot that has come in whole is verified, and becomes the state."""
+        """The job ends: a snapshot is written, or one that has come in whole is verified and is the state."""
         if self.jobs.busy():
             self.jobs.finish()
         self.turn()
+
+    def grow(self, commands: int) -> None:
+        """Alone, it takes snapshots of all that it commits."""
+        for number in range(commands):
+            self.propose(b"%d" % number)
+            self.take_in()
 
     def lead(self) -> int:
         """Win an election with the vote of b; returns the term."""

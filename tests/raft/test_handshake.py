@@ -211,15 +211,6 @@ def test_a_reason_cannot_write_lines_into_the_log() -> None:
     assert len(str(caught.value)) < 600
 
 
-@given(st.binary(max_size=300))
-def test_garbage_in_a_handshake_is_refused_by_its_own_error_only(data: bytes) -> None:
-    for side in (dialing(), accepting()):
-        with suppress(HandshakeError):
-            side.feed(data)
-        assert side.peer is None
-        assert len(side.rest) <= 750
-
-
 @given(st.integers(0, 3), st.binary(max_size=150), st.integers(0, 200))
 def test_garbage_within_a_handshake_is_refused_by_its_own_error_only(
     number: int, garbage: bytes, at: int

@@ -122,17 +122,21 @@ def test_a_disk_that_fails_stops_the_host_and_nothing_is_acknowledged(
     assert cluster.register(b"before", 2) is False
 
 
-def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(
-    make_cluster: MakeCluster,
-) -> None:
-    """Else leader and follower take turns: one waits while the other applies."""
+@pytest.fixture
+def pair(make_cluster: MakeCluster) -> Cluster:
+    """a and b, which have committed something."""
     cluster = make_cluster(names="ab")
     cluster.start()
-    leader = cluster.wait_for_leader()
     cluster.register(b"before", 1)
     cluster.wait_until_equal()
+    return cluster
+
+
+def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(pair: Cluster) -> None:
+    """Else leader and follower take turns: one waits while the other applies."""
+    leader = pair.wait_for_leader()
     (follower,) = set("ab") - {leader}
-    node, log = cluster.nodes[leader], cluster.nodes[leader].logs[0]
+    node, log = pair.nodes[leader], pair.nodes[leader].logs[0]
     decided = threading.Event()
     in_time: list[bool] = []
 
@@ -140,7 +144,7 @@ def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(
         in_time.append(decided.wait(0.5))
         return Register.apply(machine, body)
 
-    machine = cluster.nodes[follower].machines[0]
+    machine = pair.nodes[follower].machines[0]
     machine.apply = slow  # type: ignore[method-assign]
 
     def first_is_applied(outcome: object) -> None:
@@ -150,37 +154,27 @@ def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(
 
     node.waiting[0].append((command(b"first", 1), first_is_applied))
     node.host.wake()
-    cluster.wait_until_equal()
+    pair.wait_until_equal()
     wait_until(lambda: len(in_time) == 2)
     assert in_time == [True, True]
 
 
-def test_a_turn_syncs_only_what_it_has_written(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = make_cluster(names="ab")
-    cluster.start()
-    cluster.register(b"before", 1)
-    cluster.wait_until_equal()
+def test_a_turn_syncs_only_what_it_has_written(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs: list[int] = []
     sync_data = disk.sync_data
     monkeypatch.setattr(disk, "sync_data", lambda fd: (syncs.append(fd), sync_data(fd))[1])
     for number in range(10):
-        cluster.register(b"id%d" % number, 1)
-    cluster.wait_until_equal()
+        pair.register(b"id%d" % number, 1)
+    pair.wait_until_equal()
     assert len(syncs) == 2 * 10
 
 
 def test_a_leaders_entries_are_on_their_way_while_its_own_disk_works(
-    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+    pair: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = make_cluster(names="ab")
-    cluster.start()
-    cluster.register(b"before", 1)
-    cluster.wait_until_equal()
-    leader = cluster.wait_for_leader()
+    leader = pair.wait_for_leader()
     (follower,) = set("ab") - {leader}
-    journal = cluster.nodes[follower].logs[0].store.journal  # type: ignore[attr-defined]
+    journal = pair.nodes[follower].logs[0].store.journal  # type: ignore[attr-defined]
     last, came = journal.last_index, []
     sync_data = disk.sync_data
 
@@ -193,7 +187,7 @@ def test_a_leaders_entries_are_on_their_way_while_its_own_disk_works(
         sync_data(fd)
 
     monkeypatch.setattr(disk, "sync_data", sync)
-    cluster.register(b"id", 1)
+    pair.register(b"id", 1)
     assert came == [True]
 
 

@@ -288,11 +288,7 @@ def test_the_members_survive_in_a_snapshot_when_their_entry_is_gone(make: Make, 
     for _ in range(3):
         lone.turn()
     lone.change(ADD, "d")
-    for number in range(60):
-        lone.propose(b"%d" % number)
-        lone.turn()
-        if lone.jobs.busy():
-            lone.jobs.finish()
+    lone.grow(60)
     assert lone.replica.store.journal.first_index > 3
     assert lone.replica.store.members.at(2) is None, "what is covered is forgotten"
     assert read_head(tmp_path / "0" / "snapshot").members == Members(("a",), ("d",))
@@ -313,8 +309,7 @@ def test_a_snapshot_carries_the_members_as_they_were_at_its_last_entry(make: Mak
     lone.acknowledge("b", lone.replica.store.journal.last_index)
     lone.turn()
     assert lone.jobs.busy()
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     assert read_head(tmp_path / "0" / "snapshot").members == ABC
     assert lone.replica.members == Members(("a", "b", "c"), ("d",))
     again = reopened(lone, tmp_path, 0)
@@ -324,11 +319,7 @@ def test_a_snapshot_carries_the_members_as_they_were_at_its_last_entry(make: Mak
 
 def test_a_snapshot_on_its_way_to_one_that_is_removed_is_given_up(make: Make) -> None:
     lone = make(peers=())
-    for number in range(60):
-        lone.propose(b"%d" % number)
-        lone.turn()
-        if lone.jobs.busy():
-            lone.jobs.finish()
+    lone.grow(60)
     lone.replica.peer_up("d")
     lone.change(ADD, "d")
     lone.wire.free = 0

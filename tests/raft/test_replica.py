@@ -185,8 +185,7 @@ def test_the_state_goes_on_while_a_snapshot_of_it_is_written(make: Make) -> None
     apply_some(lone, 40, first=20)
     assert lone.jobs.started == frozen == 1, "one snapshot at a time"
     assert lone.machine.count == 60
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     covers = lone.replica.store.snapshots.current
     assert covers is not None and covers.index < 20
 
@@ -195,8 +194,7 @@ def test_compaction_keeps_a_bounded_tail(make: Make) -> None:
     lone = make(peers=())
     lone.turn()
     apply_some(lone, 16)
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     covers = lone.replica.store.snapshots.current
     assert covers is not None
     assert lone.replica.store.journal.first_index == covers.index - SMALL.tail_entries
@@ -218,8 +216,7 @@ def test_a_leader_keeps_what_a_slow_but_live_follower_lacks(lone: Lone) -> None:
         lone.acknowledge("b", lone.replica.store.journal.last_index + 1)
         lone.acknowledge("c", 6)
         lone.turn()
-    lone.jobs.finish()
-    lone.turn()
+    lone.take_in()
     assert lone.replica.store.snapshots.current is not None
     assert lone.replica.store.journal.first_index == 5
 
@@ -249,14 +246,12 @@ def test_a_snapshot_that_finds_no_space_is_written_when_the_log_has_grown_as_muc
             raise OSError(errno.ENOSPC, "no space")
 
         full.setattr(os, "fsync", fsync)
-        alone.jobs.finish()
-        alone.turn()
+        alone.take_in()
     assert alone.replica.store.snapshots.current is None
     assert not alone.replica.store.snapshots.own_temporary.exists(), "it takes no space either"
     assert alone.replica.store.journal.first_index == 1
     apply_some(alone, 16, first=16)
-    alone.jobs.finish()
-    alone.turn()
+    alone.take_in()
     assert alone.replica.store.snapshots.current is not None
     assert alone.replica.store.journal.first_index > 1
 
