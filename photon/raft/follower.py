@@ -6,7 +6,7 @@ from photon.raft.port import RaftLimits
 from photon.raft.rules.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, MessageError
 from photon.raft.rules.guards import Conflict, conflict_start, fit, is_stale_snapshot
 from photon.raft.rules.members import check_lists
-from photon.raft.snapshot import Head, Incoming, Installer, SnapshotId
+from photon.raft.snapshot import Head, Installer
 from photon.raft.store import ReplicaStore
 
 
@@ -54,7 +54,6 @@ class Follower:
         self._journal = store.journal
         self._elections = elections
         self._membership = membership
-        self._incoming = Incoming(store.snapshots.incoming_temporary)
         self._installer = installer
         self._limits = limits
         self._conflict = Conflict()
@@ -62,7 +61,6 @@ class Follower:
 
     def abandon(self) -> None:
         """The replica stops: nothing is acknowledged any more, and what comes in is dropped."""
-        self._incoming.drop()
         self._installer.abandon()
         self.acks.take()
 
@@ -157,11 +155,10 @@ class Follower:
         self._hear_out(peer, message)
         piece = message["serialized"]
         if is_stale_snapshot(piece.index, core.commit_index, core.applied_index):
-            self._incoming.drop()
+            self._installer.drop()
             self._acknowledge(peer, core.commit_index + 1, success=True)
         else:
-            if not self._installer.busy and self._incoming.take(peer, message["term"], piece):
-                self._installer.begin(peer, SnapshotId(piece.index, piece.term))
+            self._installer.take(peer, message["term"], piece)
             self._tell_alive(peer)
 
     def _hear_out(self, peer: str, message: Message) -> None:

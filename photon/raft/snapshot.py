@@ -2,7 +2,7 @@
 
 A file is written aside, synced, verified if it came over the wire, and only then renamed over the one
 before. `Compactor` writes the replica's own beside its work, when the log has grown, and then shortens the
-log. `Incoming` and `Installer` take in a leader's: nothing is replaced before all of it is verified.
+log. `Installer` takes in a leader's: nothing is replaced before all of it is verified.
 """
 
 import logging
@@ -332,48 +332,6 @@ class Compactor:
         return max(keep, first)
 
 
-class Incoming:
-    """Takes the pieces of one snapshot of one leader in one term, in order; any other begins anew."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[bytes] | None = None
-        self._source: tuple[str, int, int, int, int] | None = None
-        self._received = 0
-
-    def take(self, peer: str, term: int, piece: SnapshotPiece) -> bool:
-        """Whether the snapshot is complete now, at `path`, neither synced nor verified. Raises StorageError.
-
-        A piece out of order is dropped: the leader notices, when what follows the snapshot does not fit, and
-        sends it again.
-        """
-        source = (peer, term, piece.index, piece.term, piece.total)
-        with storage_errors(self.path, "writing a snapshot that comes in"):
-            if piece.offset == 0 and piece.data:
-                self._begin(source)
-            if self._file is None or source != self._source or piece.offset != self._received:
-                return False
-            self._file.write(piece.data)
-            self._received += len(piece.data)
-            if self._received < piece.total:
-                return False
-            self._file.flush()
-        self.drop()
-        return True
-
-    def drop(self) -> None:
-        """Give up what came in so far."""
-        if self._file is not None:
-            self._file.close()
-        self._file = self._source = None
-
-    def _begin(self, source: tuple[str, int, int, int, int]) -> None:
-        self.drop()
-        self._file = self.path.open("wb")
-        self._source = source
-        self._received = 0
-
-
 class Installation:
     """One snapshot; `work` is what a job does."""
 
@@ -430,13 +388,16 @@ class Installation:
 
 
 class Installer:
-    """One at a time, when the host has a job free. Raft thread only."""
+    """Takes in a leader's snapshots, one at a time: the pieces in order, then a job. Raft thread only."""
 
     def __init__(self, machine: StateMachine, path: Path, jobs: Jobs) -> None:
         """`path`: where a snapshot comes in."""
         self._machine = machine
         self._path = path
         self._jobs = jobs
+        self._file: IO[bytes] | None = None
+        self._source: tuple[str, int, int, int, int] | None = None
+        self._received = 0
         self._installation: Installation | None = None
         self._job: Job | None = None
 
@@ -445,13 +406,39 @@ class Installer:
         """Whether a snapshot has come in that is not dealt with: no other may come in over it."""
         return self._installation is not None
 
-    def begin(self, peer: str, covers: SnapshotId) -> None:
-        """The peer's snapshot has come in whole."""
-        assert not self.busy
+    def take(self, peer: str, term: int, piece: SnapshotPiece) -> None:
+        """A piece of one snapshot of one leader in one term; the first of any other begins anew.
+
+        A piece out of order is dropped: the leader notices, when what follows the snapshot does not fit, and
+        sends it again. Raises StorageError.
+        """
+        if self.busy:
+            return
+        source = (peer, term, piece.index, piece.term, piece.total)
+        with storage_errors(self._path, "writing a snapshot that comes in"):
+            if piece.offset == 0 and piece.data:
+                self.drop()
+                self._file, self._source, self._received = self._path.open("wb"), source, 0
+            if self._file is None or source != self._source or piece.offset != self._received:
+                return
+            self._file.write(piece.data)
+            self._received += len(piece.data)
+            if self._received < piece.total:
+                return
+            self._file.flush()
+        self.drop()
+        covers = SnapshotId(piece.index, piece.term)
         self._installation = Installation(peer, covers, self._path, self._machine)
+
+    def drop(self) -> None:
+        """Give up what came in so far."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._source = None
 
     def abandon(self) -> None:
         """The replica stops; what came in is dropped at the next start."""
+        self.drop()
         if self._installation is not None:
             self._installation.abandon()
 
