@@ -98,30 +98,6 @@ def test_a_learner_far_behind_catches_up_by_snapshot_while_commits_go_on(make_cl
     cluster.wait_until_equal()
 
 
-def terms(cluster: Cluster, names: str = "abc") -> set[int]:
-    return {cluster.nodes[name].logs[0].status().term for name in names}
-
-
-def test_a_replica_that_was_cut_off_comes_back_without_an_election(cluster: Cluster) -> None:
-    cluster.start()
-    leader = cluster.wait_for_leader()
-    cluster.register(b"x", 1)
-    wait_until(lambda: len(terms(cluster)) == 1)
-    before = terms(cluster)
-    away = cluster.nodes[next(name for name in "abc" if name != leader)]
-    away.in_raft_thread(lambda: away.host.set_peers({}))
-    wait_until(lambda: away.logs[0].leader is None)
-    ended = threading.Event()
-    ended.wait(2.0)  # several election timeouts
-    assert cluster.register(b"y", 1) is True
-    away.in_raft_thread(lambda: away.host.set_peers(cluster.addresses))
-    wait_until(lambda: away.logs[0].leader == leader)
-    cluster.register(b"z", 1)
-    cluster.wait_until_equal()
-    assert terms(cluster) == before
-    assert cluster.leader() == leader
-
-
 def test_a_removed_replica_is_taken_in_again_with_what_it_has_on_disk(cluster: Cluster) -> None:
     cluster.start()
     leader = cluster.wait_for_leader()
