@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self
 
-import numpy as np
-
 from photon.core.clock import Background, Clock
 from photon.core.disk import open_alone, storage_errors
 from photon.core.errors import SkewError, StorageError, UsageError
-from photon.core.ids import DEFAULT_KEY, ID_BYTES, IdPacker
 
 DRIFT_PPM: Final = 200
 """What a quartz clock may be wrong by, in us a second; the figure TrueTime counts with."""
@@ -123,14 +120,13 @@ class EventIdGenerator:
         time_source: TimeSource = system_time,
         max_skew_s: float = 1.0,
         mark: Mark | None = None,
-        key: bytes = DEFAULT_KEY,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """UsageError: no id can hold this address or process id. SkewError: the source has no answer."""
         if not max_skew_s > 0:
             raise UsageError(f"the bound of the skew must be more than 0 s, not {max_skew_s:g}")
         self.head = _head(server, process_id)
-        self._server_key = IdPacker(key).pack([f"{self.head}:0"])[: ID_BYTES // 2]
+        """`ip:pid`, of all its ids."""
         self._clock = clock
         self._source = time_source
         self._period_s = max_skew_s
@@ -145,29 +141,14 @@ class EventIdGenerator:
         if (why := self._ask()) is not None:
             raise SkewError(f"no id can be made: the time source {why}")
 
-    def next_us(self) -> int:
-        return self._take(1)
-
     def next_id(self) -> str:
         """The next id as text, `ip:pid:timestamp`."""
         return f"{self.head}:{self._take(1)}"
 
-    def next_texts(self, count: int) -> list[str]:
-        """The next ids as texts; their times follow each other by the microsecond."""
-        return [f"{self.head}:{us}" for us in self.next_times(count)]
-
     def next_times(self, count: int) -> range:
-        """The times of the next ids, which follow each other by the microsecond."""
+        """The times of the next ids, which follow each other by the microsecond; `head` comes before each."""
         first = self._take(count)
         return range(first, first + count)
-
-    def next_ids(self, count: int) -> bytes:
-        """The next ids, packed: 16 x count bytes, the same as IdPacker makes of their texts."""
-        first = self._take(count)
-        column = np.empty((count, 2), ">u8")
-        column[:, 0] = np.frombuffer(self._server_key, ">u8")
-        column[:, 1] = np.arange(first, first + count, dtype=np.int64)
-        return column.tobytes()
 
     @property
     def uncertainty_us(self) -> int:
