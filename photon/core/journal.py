@@ -197,7 +197,6 @@ class SegmentedJournal:
         stem: str,
         replay: Callable[[int, Path, Record], None],
         corrupt: Callable[[Path, str], Exception],
-        salt: Callable[[], int] = random_salt,
     ) -> None:
         """Open or create; a torn tail is cut. `replay` gets each record with its segment's number and path.
         `corrupt` makes the error to raise where a file does not hold what was synced."""
@@ -211,7 +210,6 @@ class SegmentedJournal:
         self._stem = stem
         self._replay = replay
         self._corrupt = corrupt
-        self._new_salt = salt
         self._lock = threading.Lock()
         self._turn = threading.Condition()
         self._syncing = False
@@ -357,7 +355,7 @@ class SegmentedJournal:
             raise OSError("the journal is closed")
 
     def _create(self, number: int) -> tuple[int, int]:
-        salt, path = self._new_salt(), self.path_of(number)
+        salt, path = random_salt(), self.path_of(number)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             disk.write_all(fd, pack_header(number, salt))

@@ -8,14 +8,14 @@ from its end.
 
 import errno
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
-from photon.core.journal import Record, SegmentedJournal, pack_record, random_salt
+from photon.core.journal import Record, SegmentedJournal, pack_record
 
 # --- What a replica says where the disk failed it.
 
@@ -68,7 +68,7 @@ class Journal:
     appended.
     """
 
-    def __init__(self, directory: Path, segment_bytes: int, salt: Callable[[], int] = random_salt) -> None:
+    def __init__(self, directory: Path, segment_bytes: int) -> None:
         """Open or create. Raises CorruptStateError, StorageError."""
         self.directory = directory
         self.entries: list[Entry] = []
@@ -77,7 +77,7 @@ class Journal:
         self._pending: list[bytes] = []
         self._broken: StorageError | None = None
         with storage_errors(directory, "opening the journal"):
-            self._log = SegmentedJournal(directory, "journal", self._replay, DamagedError, salt)
+            self._log = SegmentedJournal(directory, "journal", self._replay, DamagedError)
 
     # -- reading ----------------------------------------------------------------------------------------
 

@@ -4,9 +4,12 @@ photon.raft, or a shard's state, itself could have (`own_holes`).
 Each switch is a context; while it lasts, replicas have the hole.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from inspect import isfunction
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from photon.core import disk
@@ -256,48 +259,18 @@ def l4_stands_without_asking_first() -> Iterator[None]:
         yield
 
 
-_SWITCHES: tuple[Switch, ...] = (
-    s1_snapshot_piece_commits,
-    s2_truncates_what_matches,
-    s2_acknowledges_what_was_not_compared,
-    s3_acknowledgements_of_any_term,
-    s4_restart_clears_the_journal,
-    s5_compaction_rewrites_the_journal,
-    s6_no_snapshot_after_a_restart,
-    s8_goes_on_after_an_exception,
-    s9_older_snapshot_replaces_the_log,
-    s10_commit_index_outlives_the_log,
-    s11_nothing_is_synced,
-    s11_vote_is_forgotten,
-    s11_no_checksums,
-    s12_damaged_snapshot_is_an_empty_one,
-    s13_snapshot_is_renamed_before_it_is_whole,
-    s14_part_of_the_state_is_not_in_the_snapshot,
-    l1_backing_off_bounces,
-    l2_lost_proposals_are_not_told,
-    l4_stands_without_asking_first,
-    own_holes.votes_are_counted_by_message,
-    own_holes.acknowledged_before_it_is_synced,
-    own_holes.leader_counts_what_it_has_not_synced,
-    own_holes.installing_drops_the_matching_tail,
-    own_holes.installing_keeps_the_old_conflict,
-    own_holes.prepared_state_is_not_put,
-    own_holes.what_a_failed_sync_dropped_is_believed,
-    own_holes.a_failed_sync_is_tried_again,
-    own_holes.names_are_not_synced,
-    own_holes.seal_is_not_secured,
-    own_holes.names_are_not_secured_at_the_start,
-    own_holes.directory_is_synced_only_when_made,
-    own_holes.a_release_needs_no_fence,
-    own_holes.a_release_is_told_and_not_done,
-    own_holes.a_release_takes_the_id_from_whoever_holds_it,
-    own_holes.disks_lie,
-    registry_holes.r1_an_old_directory_is_believed,
-    registry_holes.r2_a_snapshot_takes_the_whole_way,
-    registry_holes.r4_holders_are_kept_in_one_chunk,
-    registry_holes.r5_a_disk_that_was_put_back_is_believed,
-    registry_holes.r6_all_groups_are_founded_in_one_turn,
-    registry_holes.r7_the_boundary_leaps,
-    registry_holes.r8_holds_are_not_heeded,
-)
-HOLES: dict[str, Switch] = {switch.__name__: switch for switch in _SWITCHES}
+_NO_HOLES = {"weak_machine", "small_chunks", "patched"}
+
+
+def _switches(module: ModuleType) -> dict[str, Switch]:
+    made = {name: one for name, one in vars(module).items() if isfunction(one) and not name.startswith("_")}
+    return {
+        name: one for name, one in made.items() if one.__module__ == module.__name__ and name not in _NO_HOLES
+    }
+
+
+HOLES: dict[str, Switch] = {
+    name: switch
+    for module in (sys.modules[__name__], own_holes, registry_holes)
+    for name, switch in _switches(module).items()
+}
