@@ -1,7 +1,7 @@
 """Clients of the log: they want ids by tokens, are told or not, and ask again with the same token."""
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -34,14 +34,6 @@ class Attempt:
     answered: bool = False
 
 
-@dataclass(slots=True)
-class Counts:
-    acknowledged: int = 0
-    unknown: int = 0
-    refused: int = 0
-    retried: int = 0
-
-
 @dataclass
 class Clients:
     """All clients at once. `offer(attempt)` gives it to a node that is drawn; False where none lives."""
@@ -52,7 +44,7 @@ class Clients:
     history: History
     offer: Callable[[Attempt], bool]
     look: Callable[[Lookup], tuple[int, ...] | None]
-    counts: Counts = field(default_factory=Counts)
+    counts: Counter[str] = field(default_factory=Counter)
     waiting: deque[Wish] = field(default_factory=deque)
     settled: deque[Wish] = field(default_factory=lambda: deque(maxlen=_KEPT))
     under_way: set[Attempt] = field(default_factory=set)
@@ -72,7 +64,7 @@ class Clients:
         if self.waiting and dice < 0.4:
             self._ask([self._again()])
         elif self.settled and dice < 0.45:
-            self.counts.retried += 1
+            self.counts["retried"] += 1
             self._ask([self.rng.choice(self.settled)])
         elif dice < 0.55 and Lookup in self.workload.kinds:
             self._look()
@@ -186,8 +178,7 @@ class Clients:
         if attempt not in self.under_way:
             return  # the node died in between: nobody listens
         if not isinstance(outcome, Applied):
-            self.counts.refused += isinstance(outcome, Refused)
-            self.counts.unknown += not isinstance(outcome, Refused)
+            self.counts["unknown"] += not isinstance(outcome, Refused)
             self.lost(attempt)
             return
         self.under_way.discard(attempt)
@@ -197,7 +188,7 @@ class Clients:
                 self._wait(wish)
                 continue
             self.history.append(Told(self.clock.now, wish.op, outcomes))
-            self.counts.acknowledged += 1
+            self.counts["acknowledged"] += 1
             wish.told = True
             self.settled.append(wish)
 

@@ -10,7 +10,7 @@ from pysyncobj import syncobj
 from photon.raft.port import Outcome
 from tests.in_memory import memory_directory
 from tests.simulation.checkers import check
-from tests.simulation.clients import Attempt, Clients, Counts
+from tests.simulation.clients import Attempt, Clients
 from tests.simulation.clock import Clock
 from tests.simulation.disks import Disks
 from tests.simulation.faults import Faults, Profile, draw_profile
@@ -61,7 +61,6 @@ class Run:
     plan: Plan
     history: History
     broken: dict[str, list[str]]
-    counts: Counts
     stats: dict[str, int] = field(default_factory=dict)
 
 
@@ -248,11 +247,9 @@ def play(plan: Plan, tell: Callable[[str], None] | None = None) -> Run:
         "installs": sum(node.installs for node in nodes),
         "snapshots": sum(node.jobs.started for node in nodes),
         "elections": sum(1 for event in cluster.history if type(event).__name__ == "Led"),
-        "acknowledged": cluster.clients.counts.acknowledged,
-        "unknown": cluster.clients.counts.unknown,
+        **cluster.clients.counts,
         "lost": sum(node.lost for node in nodes),
         "changes": cluster.operator.changes,
-        "retried": cluster.clients.counts.retried,
         "virtual_ms": int((cluster.clock.at - 100) * 1000),
     }
-    return Run(plan, cluster.history, check(cluster.history), cluster.clients.counts, stats)
+    return Run(plan, cluster.history, check(cluster.history), stats)
