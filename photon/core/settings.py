@@ -26,20 +26,6 @@ OUTPUT_FORMATS: Final = ("jsonl", "parquet")
 
 MIB: Final = 1 << 20
 
-_MAY_BE_EMPTY: Final = (
-    "adapter.use'",
-    "tls.cert'",
-    "tls.key'",
-    "tls.ca'",
-    "tls.name'",
-    "network.bind'",
-    "system.secret_file'",
-    ".listen_grpc'",
-    ".listen_raft'",
-    ".region'",
-)
-
-
 _TYPE_NAMES: Final = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
@@ -123,7 +109,7 @@ class Tls:
     cert: str = ""
     key: str = ""
     ca: str = ""
-    name: str = "photon"
+    name: str = field(default="photon", metadata={"may_be_empty": True})
     """Carried by every certificate, and looked for instead of host names; empty: host names are."""
 
 
@@ -341,7 +327,8 @@ def _build(cls: Any, document: Mapping[str, Any], source: str, section: str = ""
         if name not in known:
             kind = "setting" if section else "section"
             raise SettingsError(f"{source}: unknown {kind} '{where}'{_nearest(name, known, section)}")
-        values[name] = _value(hints[name], value, known[name].metadata, source, where)
+        limits = {"may_be_empty": known[name].default == "", **known[name].metadata}
+        values[name] = _value(hints[name], value, limits, source, where)
     for name, one in known.items():
         missing = one.default is one.default_factory is dataclasses.MISSING
         if missing and name not in values:
@@ -379,7 +366,7 @@ def _check_value(value: Any, hint: Any, limits: Mapping[str, Any], where: str) -
         return _check_names(value, where)
     if type(value) is not hint:
         raise SettingsError(f"{where} must be {_TYPE_NAMES[hint]}, not {value!r}")
-    if hint is str and not value and "choices" not in limits and not where.endswith(_MAY_BE_EMPTY):
+    if hint is str and not value and "choices" not in limits and not limits.get("may_be_empty"):
         raise SettingsError(f"{where} must not be empty")
     if "choices" in limits and value not in limits["choices"]:
         raise SettingsError(f"{where} must be one of {', '.join(limits['choices'])}, not {value!r}")

@@ -5,8 +5,9 @@ were under way at the same time), either is allowed.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import isfunction
 from itertools import combinations
 
 from photon.core.fates import Committed, Registered, Released
@@ -354,22 +355,11 @@ def two_leaders(facts: Facts) -> Iterator[str]:
             yield f"term {event.term} had {leaders[event.term]} and {event.node} as leaders"
 
 
-Rule = Callable[[Facts], Iterator[str]]
-RULES: tuple[Rule, ...] = (
-    two_winners,
-    forgotten,
-    wrong_answers,
-    wrong_releases,
-    wrong_losers,
-    phantoms,
-    diverged,
-    boundary_back,
-    version_back,
-    before_its_founding,
-    long_turn,
-    unfinished,
-    two_leaders,
-)
+RULES = [
+    rule
+    for rule in list(vars().values())
+    if isfunction(rule) and rule.__annotations__ == {"facts": Facts, "return": Iterator[str]}
+]
 
 
 def check(history: History) -> dict[str, list[str]]:
