@@ -7,10 +7,8 @@ from tests.fake_registry import FakeRegistry
 from tests.joiner.fakes import make_server
 
 
-def main(root: Path, name: str, listen: str, lease_s: float) -> None:
-    server = make_server(
-        root, FakeRegistry(), name=name, address=listen, lease_s=lease_s, requests_in_flight_max=8
-    )
+def main(root: Path, name: str, listen: str) -> None:
+    server = make_server(root, FakeRegistry(), name=name, address=listen, requests_in_flight_max=8)
     server.start()
     new = root / f"new-{name}"
     new.write_text(server.listen)
