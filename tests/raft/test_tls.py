@@ -116,27 +116,27 @@ def test_one_with_a_certificate_in_the_middle_of_two_sessions_is_found_out(
 # -- who is not let in ---------------------------------------------------
 
 
-def test_a_certificate_of_another_ca_is_refused(
-    stack: ExitStack, files: list[Tls], foreign: Tls, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("which", ["another CA's", "another CA's, of one that trusts ours", "expired"])
+def test_a_certificate_that_is_not_good_is_refused(
+    which: str,
+    stack: ExitStack,
+    files: list[Tls],
+    foreign: Tls,
+    authority: Authority,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    never_connects(Net(tls=[foreign, files[1]]).listen(stack))
-    assert "its certificate is not good" in caplog.text
-
-
-def test_a_certificate_of_another_ca_is_refused_by_an_acceptor(
-    stack: ExitStack, files: list[Tls], foreign: Tls, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The dialer trusts our CA, so that it is the acceptor's to refuse."""
-    stranger = Tls(foreign.cert, foreign.key, files[0].ca)
-    never_connects(Net(tls=[stranger, files[1]]).listen(stack))
-    assert "raft b: closed the connection of a stranger at 127.0.0.1: its certificate" in caplog.text
-
-
-def test_a_certificate_that_has_expired_is_refused(
-    stack: ExitStack, files: list[Tls], authority: Authority, caplog: pytest.LogCaptureFixture
-) -> None:
-    never_connects(Net(tls=[files[0], authority.issue("late", days=-1)]).listen(stack))
-    assert "certificate has expired" in caplog.text
+    """Where the dialer trusts our CA, it is the acceptor's to refuse."""
+    acceptors = "raft b: closed the connection of a stranger at 127.0.0.1: its certificate"
+    tls, said = {
+        "another CA's": ([foreign, files[1]], "its certificate is not good"),
+        "another CA's, of one that trusts ours": (
+            [Tls(foreign.cert, foreign.key, files[0].ca), files[1]],
+            acceptors,
+        ),
+        "expired": ([files[0], authority.issue("late", days=-1)], "certificate has expired"),
+    }[which]
+    never_connects(Net(tls=tls).listen(stack))
+    assert said in caplog.text
 
 
 def test_no_certificate_at_all_is_refused(stack: ExitStack, files: list[Tls]) -> None:
