@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from joiner import parquet
+from joiner import joined_lines
 from joiner.intents import IntentJournal
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import PARQUET, CompleteFile, Root
@@ -154,7 +154,7 @@ class Completer:
     def _convert(self, lines: Path, number: int) -> CompleteFile:
         rows = lines.with_suffix(PARQUET)
         temporary = rows.with_name(rows.name + _TEMPORARY)
-        count = parquet.convert(lines, temporary, self._rest)
+        count = joined_lines.convert(lines, temporary, self._rest)
         expected = self._sums(lines)[1]
         assert count == expected, f"{count} rows made of {expected} lines"
         with temporary.open("rb") as file:

@@ -25,10 +25,10 @@ from joiner.adapter import BatchAdapter, Guard, keeps_default_line, load_adapter
 from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
 from joiner.intents import Intent, IntentJournal
+from joiner.joined_lines import check_installed
 from joiner.leases import Lease, LeaseKeeper, TokenSource
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
-from joiner.parquet import check_installed
 from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from idregistry.client import RegistryAt
-from joiner import parquet, rules
+from joiner import joined_lines, rules
 from joiner.adapter import BatchAdapter, load_adapter
 from joiner.output_files import LINES, PARQUET
 from photon.core.columns import join_lines, split_ids, take_ids, take_times
@@ -314,7 +314,7 @@ class _StagedFile:
     def _convert(self) -> None:
         """Go on as the same lines in Parquet."""
         lines, self._path = self._path, self._path.with_suffix(PARQUET)
-        rows = parquet.convert(lines, self._path)
+        rows = joined_lines.convert(lines, self._path)
         assert rows == self.lines, f"{rows} rows made of {self.lines} lines"
         lines.unlink()
         self._crc = self._bytes = 0

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import joiner.parquet
+import joiner.joined_lines
 from joiner.output_files import complete_files, count_joined
 from photon.cluster import local_cluster as completing
 from photon.cluster import run
@@ -19,10 +19,10 @@ from tests.system import join, join_arguments, photon
 
 SLOW = """
 import pathlib, time
-import joiner.parquet
+import joiner.joined_lines
 from joiner.adapter import Adapter
 
-real = joiner.parquet.convert
+real = joiner.joined_lines.convert
 
 def convert(source, target, rest):
     for _ in range(5):
@@ -32,7 +32,7 @@ def convert(source, target, rest):
         time.sleep(0.02)
     return real(source, target, rest)
 
-joiner.parquet.convert = convert
+joiner.joined_lines.convert = convert
 
 class Slow(Adapter):
     def join(self, primary, foreign):
@@ -126,7 +126,9 @@ def test_the_time_that_joiners_get_to_end_follows_what_they_have_to_complete(tmp
 def slow_run(tmp_path, monkeypatch):
     """Logs, and settings by which a file takes two seconds to be made Parquet, or until `gate` is gone."""
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr(joiner.parquet, "convert", joiner.parquet.convert)  # the adapter is loaded here, too
+    monkeypatch.setattr(
+        joiner.joined_lines, "convert", joiner.joined_lines.convert
+    )  # the adapter is loaded here, too
     monkeypatch.delitem(sys.modules, "slowparquet", raising=False)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
     monkeypatch.syspath_prepend(str(tmp_path))

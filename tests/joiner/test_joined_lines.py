@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from joiner import joined_lines
-from joiner.joined_lines import JoinedDecoder, blocks_of, inside, joined_files
-from joiner.parquet import convert
+from joiner.joined_lines import JoinedDecoder, blocks_of, convert, inside, joined_files
 from photon.core.errors import StorageError
 from photon.core.settings import Settings, parse_settings
 

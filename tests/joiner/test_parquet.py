@@ -5,16 +5,16 @@ import json
 import pyarrow.parquet
 import pytest
 
-from joiner import parquet
+from joiner import joined_lines
 
 
 @pytest.fixture(params=[8 << 20, 64], ids=["one block", "many blocks"])
 def convert(tmp_path, monkeypatch, request):
-    monkeypatch.setattr(parquet, "_BLOCK_BYTES", request.param)
+    monkeypatch.setattr(joined_lines, "_CONVERTED_BYTES", request.param)
 
     def run(*lines):
         (tmp_path / "in").write_bytes(b"".join(line + b"\n" for line in lines))
-        rows = parquet.convert(tmp_path / "in", tmp_path / "out.parquet")
+        rows = joined_lines.convert(tmp_path / "in", tmp_path / "out.parquet")
         table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
         assert rows == table.num_rows == len(lines)
         return table

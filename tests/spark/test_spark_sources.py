@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from joiner.parquet import convert
+from joiner.joined_lines import convert
 from photon.core.ids import IdPacker
 from photon.core.settings import Adapter, Foreign, Logs, Primary, Settings
 from photon.logs.files import Chunk
