@@ -217,11 +217,22 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
 
     def peer_up(self, peer: str) -> None:
         """A connection to the peer is there."""
-        self._SyncObj__onNodeConnected(self._node_of(peer))
+        up = self._SyncObj__connectedNodes
+        if not up and not self.is_leader:
+            # Alone until now, so the deadline passed long ago: hear the leader out before starting an
+            # election.
+            self._SyncObj__generateRaftTimeout()
+        up.add(self._node_of(peer))
+        self._SyncObj__newAppendEntriesTime = 0.0
 
     def peer_down(self, peer: str) -> None:
         """It is gone."""
-        self._SyncObj__onNodeDisconnected(self._node_of(peer))
+        node = self._node_of(peer)
+        self._SyncObj__connectedNodes.discard(node)
+        if self.is_leader and node in self._SyncObj__raftNextIndex:
+            # What was under way is lost, and the peer may come back with less than it had: ask it anew.
+            self._SyncObj__raftNextIndex[node] = self._SyncObj__raftLog[-1][1] + 1
+            self._SyncObj__raftMatchIndex[node] = 0
 
     def elect_now(self) -> None:
         """Do not wait for the election timeout."""
@@ -266,22 +277,6 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
 
     def _SyncObj__onMessageReceived(self, node: Node, message: Message) -> None:
         raise AssertionError("messages come through deliver")
-
-    def _SyncObj__onNodeConnected(self, node: Node) -> None:
-        up = self._SyncObj__connectedNodes
-        if not up and not self.is_leader:
-            # Alone until now, so the deadline passed long ago: hear the leader out before starting an
-            # election.
-            self._SyncObj__generateRaftTimeout()
-        up.add(node)
-        self._SyncObj__newAppendEntriesTime = 0.0
-
-    def _SyncObj__onNodeDisconnected(self, node: Node) -> None:
-        self._SyncObj__connectedNodes.discard(node)
-        if self.is_leader and node in self._SyncObj__raftNextIndex:
-            # What was under way is lost, and the peer may come back with less than it had: ask it anew.
-            self._SyncObj__raftNextIndex[node] = self._SyncObj__raftLog[-1][1] + 1
-            self._SyncObj__raftMatchIndex[node] = 0
 
     def _SyncObj__sendAppendEntries(self) -> None:
         self._rules.append_entries_due()

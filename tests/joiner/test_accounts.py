@@ -126,30 +126,25 @@ def test_a_complete_file_counts_as_lines_and_as_parquet(make, clock, tmp_path):
     assert look(worker, clock) == told(gone=2)
 
 
-def test_lives_whose_directory_is_lost_are_told_until_recovery_has_fenced_them(
-    joined, make, clock, registry, tmp_path
+@pytest.mark.parametrize("found", ["something lost", "nothing lost"])
+def test_lives_whose_directory_is_lost_are_told_until_recovery_has_seen_to_them(
+    joined, make, clock, registry, tmp_path, found
 ):
-    """The outputs still tell of them."""
-    win(registry, joined, "x")
+    """The outputs still tell of them. Those that lost something it has fenced."""
+    incarnation = joined.leases.own.incarnation
+    if found == "something lost":
+        win(registry, joined, "x")
     joined.close()
     shutil.rmtree(tmp_path / "joiner")
     worker = make()
-    assert look(worker, clock) == told(unknown=4)
-    assert "registered 4 events before its directory was lost" in line_of(
-        {"account": worker.status()["account"]}
-    )
-    registry.fences.add(joined.leases.own.incarnation)
-    assert look(worker, clock) == told()
-
-
-def test_lives_whose_directory_is_lost_are_told_until_recovery_has_found_nothing_lost(
-    joined, make, clock, tmp_path
-):
-    joined.close()
-    shutil.rmtree(tmp_path / "joiner")
-    worker = make()
-    assert look(worker, clock) == told(unknown=3)
-    note_recovered(tmp_path / "out" / "joined" / "east", [joined.leases.own.incarnation])
+    unknown = 4 if found == "something lost" else 3
+    assert look(worker, clock) == told(unknown=unknown)
+    said = line_of({"account": worker.status()["account"]})
+    assert f"registered {unknown} events before its directory was lost" in said
+    if found == "something lost":
+        registry.fences.add(incarnation)
+    else:
+        note_recovered(tmp_path / "out" / "joined" / "east", [incarnation])
     assert look(worker, clock) == told()
 
 
