@@ -11,9 +11,9 @@ was written to it, counts as not written.
 import contextlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AnySet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from joiner.output_files import PARQUET, Root, read_lives, read_recovered
@@ -24,6 +24,7 @@ from photon.core.errors import PhotonError
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
     from idregistry.rules.surveys import Account
+    from joiner.intents import IntentJournal
 
 CHECK_S: Final = 20.0
 YOUNG_US: Final = 30_000_000
@@ -96,16 +97,16 @@ class Difference:
 
     unwritten: int = 0
     gone: int = 0
-    unknown: Mapping[int, int] | None = None
+    unknown: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def all_written(self) -> bool:
         """Whether all that was won was written, as far as the journal tells."""
-        return not self.unwritten and not any((self.unknown or {}).values())
+        return not self.unwritten and not any(self.unknown.values())
 
     def at_most(self, other: "Difference") -> "Difference":
         """What both say."""
-        mine, others = self.unknown or {}, other.unknown or {}
+        mine, others = self.unknown, other.unknown
         unknown = {life: min(mine[life], others[life]) for life in mine.keys() & others.keys()}
         return Difference(min(self.unwritten, other.unwritten), min(self.gone, other.gone), unknown)
 
@@ -149,21 +150,18 @@ class Accountant:
         stem: str,
         incarnation: int,
         address: str,
-        written: Callable[[int], tuple[int, Written]],
-        forget_before: Callable[[int], None],
+        journal: "IntentJournal",
         clock: Clock,
     ) -> None:
         """`stem`: how this joiner's files are named. `address`: of its lives, "" where others may have had
-        it. `written` tells, of a window, up to which one at most nothing is under way, and what is written;
-        `forget_before` is told a day.
+        it.
         """
         self._registry = registry
         self._roots = roots
         self._stem = stem
         self._incarnation = incarnation
         self._address = address
-        self._written = written
-        self._forget_before = forget_before
+        self._journal = journal
         self._clock = clock
         self._last = Difference()
         self._told = Difference()
@@ -181,7 +179,7 @@ class Accountant:
     def step(self) -> float:
         """Compare once. Seconds until the next time. UnavailableError, StorageError."""
         latest = window_of(self._clock.now_us() - YOUNG_US)
-        window, written = self._written(latest)
+        window, written = self._journal.account(latest)
         if window <= latest - WINDOWS // 2:  # a batch waits for its end, which is told of it
             return CHECK_S
         lives = {life for root in self._roots for life in read_lives(root.directory, self._stem)}
@@ -192,9 +190,9 @@ class Accountant:
         gone = {file for file, size in written.lengths.items() if not self._stands(file, size)}
         self._missing = [str(self._roots[0].log.path(file)) for file in sorted(gone)]
         found = compare(account, written.tally.before(window), gone, known)
-        found = Difference(found.unwritten, found.gone, self._unrecovered(found.unknown or {}))
+        found = Difference(found.unwritten, found.gone, self._unrecovered(found.unknown))
         self._told, self._last = found.at_most(self._last), found
-        self._forget_before(account.first_day)
+        self._journal.forget_before(account.first_day)
         former = (lives | known) - self._dismissed - {self._incarnation}
         if former and found.all_written and window > self._began:  # what they had under way has its end
             self._registry.dismiss(sorted(former))
@@ -214,7 +212,7 @@ class Accountant:
             "unwritten": self._told.unwritten,
             "gone": self._told.gone,
             "missing_file": self._missing[0] if self._told.gone and self._missing else None,
-            "unknown": sum((self._told.unknown or {}).values()),
+            "unknown": sum(self._told.unknown.values()),
             "trouble": self._work.trouble,
         }
 

@@ -220,8 +220,7 @@ class Worker:
                 home.name,
                 own.incarnation,
                 own.address if home.is_sole else "",
-                self._journal.account,
-                self._journal.forget_before,
+                self._journal,
                 clock,
             )
             opened.callback(self._accountant.stop)
