@@ -26,6 +26,7 @@ from tests.joiner.fakes import (
     fail_one_sync,
     fates,
     lines_of,
+    output_files,
     output_lines,
     packed_id,
     path_of,
@@ -167,7 +168,7 @@ def test_lines_that_cannot_be_taken_back_end_the_process_and_the_next_one_finds_
 
 def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(make, tmp_path):
     clock = SystemClock()
-    worker = make(clock=clock, output_file_bytes_max=3_000, requests_in_flight_max=8)
+    worker = make(clock=clock, output_file_bytes_max=2_000, requests_in_flight_max=8, fsync=True)
     own = worker.leases.own
     flicker = threading.Event()
 
@@ -179,7 +180,7 @@ def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(ma
         for number in range(40):
             while True:
                 try:
-                    worker.join(batch_of([f"t{thread}-{number}-{row}" for row in range(3)]))
+                    worker.join(batch_of([f"t{thread}-{number}", f"shared-{number}", f"u{thread}-{number}"]))
                     break
                 except OverloadedError:
                     time.sleep(0.0005)
@@ -191,9 +192,9 @@ def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(ma
         flicker.set()
     own.granted(clock.monotonic())
     wait_until(lambda: worker.status()["unresolved"] == 0)
-    assert output_lines(tmp_path) == lines_of(
-        f"t{t}-{n}-{r}" for t in range(4) for n in range(40) for r in range(3)
-    )
+    own = [f"{kind}{t}-{n}" for kind in "tu" for t in range(4) for n in range(40)]
+    assert output_lines(tmp_path) == lines_of([*own, *(f"shared-{n}" for n in range(40))])
+    assert len(output_files(tmp_path)) > 5
 
 
 def test_a_fenced_commit_writes_nothing_and_ends_the_process(make, registry, fatal, tmp_path):

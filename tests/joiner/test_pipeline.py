@@ -3,7 +3,6 @@
 import errno
 import os
 from collections import Counter
-from functools import partial
 
 import pytest
 
@@ -29,7 +28,6 @@ from tests.joiner.fakes import (
     output_lines,
     packed_id,
     primary_line,
-    running,
 )
 
 EXPIRED = "older than the IdRegistry remembers"
@@ -302,20 +300,3 @@ def test_two_joiners_cannot_work_in_one_directory(make):
     make()
     with pytest.raises(LockedError):
         make()
-
-
-def test_requests_from_many_threads_write_each_event_once(make, tmp_path):
-    worker = make(output_file_bytes_max=2_000, requests_in_flight_max=4, fsync=True)
-    told = []
-
-    def send(thread):
-        for number in range(15):
-            names = [f"t{thread}-{number}", f"shared-{number}", f"u{thread}-{number}"]
-            told.extend(fates(worker.join(batch_of(names))))
-
-    with running(*(partial(send, thread) for thread in range(4))):
-        pass
-    own = [f"{kind}{t}-{n}" for kind in "tu" for t in range(4) for n in range(15)]
-    assert output_lines(tmp_path) == lines_of([*own, *(f"shared-{n}" for n in range(15))])
-    assert Counter(told) == {"JOINED": 135, "DUPLICATE": 45}
-    assert len(list((tmp_path / "out" / "joined" / "east").glob("*.jsonl"))) > 5
