@@ -54,7 +54,6 @@ class Clients:
     _held: dict[int, bytes] = field(default_factory=dict)  # a joiner's token, while it uses it again
     _lives: list[int] = field(default_factory=lambda: [100 + joiner for joiner in range(_JOINERS)])
     _fenced: list[int] = field(default_factory=list)
-    _told_fenced: int = 0
 
     # -- asking -----------------------------------------------------------------------------------------
 
