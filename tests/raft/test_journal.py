@@ -159,7 +159,7 @@ def test_a_missing_segment_stops_wherever_it_is(tmp_path: Path) -> None:
     for path in paths[1:]:
         content = path.read_bytes()
         path.unlink()
-        with pytest.raises(CorruptStateError, match="missing"):
+        with pytest.raises(CorruptStateError, match="this journal segment is missing"):
             Journal(tmp_path, 200)
         path.write_bytes(content)
 
