@@ -13,6 +13,8 @@ from photon.core.ids import Token
 NOW_US = 1_700_000_000_000_000
 OWN = Route(HORIZON, False)
 """How one asks who knows all intervals, of what is the shard's own."""
+LATEST = 1 << 60
+"""A window of accounts after all tokens."""
 WON, DUPLICATE, EXPIRED, FENCED, MISROUTED = bytes(Committed)
 
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from idregistry.rules.commands import Boundary, Command, Commit, Configure, Fences, Prepare, Release
 from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, bucket_of, unhash_ids
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared, Route
+from photon.core.accounts import HOURS_A_DAY, NOTHING, Sum
 from photon.core.columns import hash_ids, pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import Token, parse_token
-from tests.idregistry.kit import NOW_US, OWN, event_ids, opaque_id
+from tests.idregistry.kit import NOW_US, event_ids, one_shard, opaque_id
 
 
 @dataclass
@@ -125,10 +126,7 @@ class Model:
         return self.boundary_us != NO_BOUNDARY and (time_us < self.boundary_us or time_us >= HORIZON)
 
     def fenced(self, token: bytes) -> bool:
-        try:
-            return parse_token(token).incarnation in self.fences
-        except ValueError:
-            return False
+        return incarnation_of(token) in self.fences
 
     def misrouted(self, key: bytes, time_us: int, route: Route) -> bool:
         if self.configuration is None:
@@ -157,6 +155,26 @@ class Model:
     def contents(self) -> dict[bytes, bytes]:
         return {key: held[0] for key, held in self.held.items() if self.get(key) is not None}
 
+    def days(self) -> dict[tuple[int, int], Sum]:
+        """What each incarnation holds of each day; what is no joiner's has none."""
+        found: dict[tuple[int, int], Sum] = {}
+        for key in self.contents():
+            token, bucket, guard = self.held[key]
+            incarnation = incarnation_of(token)
+            if guard or incarnation is None:
+                continue
+            place = incarnation, bucket // HOURS_A_DAY
+            events, sum_ = found.get(place, NOTHING)
+            found[place] = events + 1, (sum_ + int(hash_ids(key)[0])) % (1 << 64)  # not by what is tested
+        return found
+
+
+def incarnation_of(token: bytes) -> int | None:
+    try:
+        return parse_token(token).incarnation
+    except ValueError:
+        return None
+
 
 def crafted(*halves: tuple[int, int]) -> bytes:
     """Ids of given hash and second half."""
@@ -164,13 +182,13 @@ def crafted(*halves: tuple[int, int]) -> bytes:
     return unhash_ids(hashes, tails)
 
 
-_END = (1 << 64) - 1
+END = (1 << 64) - 1
 POOL = split_ids(
     event_ids(*range(6))
     + b"".join(map(opaque_id, range(6, 12)))
     + crafted((1 << 60, 1), (1 << 60, 2), (1 << 60, 3))  # of one hash
     + crafted((0x11 << 56 | 77, 5), (0x12 << 56 | 77, 5))  # of one key in two sub-dicts
-    + crafted((0, 0), (0, _END), (_END, 0), (_END, 7), (_END, _END))
+    + crafted((0, 0), (0, END), (END, 0), (END, 7), (END, END))
 )
 """Few, so that they meet; and those for which the rows' order and ends matter."""
 
@@ -180,27 +198,37 @@ EVENT_TIMES = (
     | st.just(3 * BUCKET_US)
 )
 KNOWN = st.sampled_from([BEGINNING, 0, HORIZON, HORIZON])
-INCARNATIONS = st.sampled_from([0, 1, 2, _END])
+INCARNATIONS = st.sampled_from([0, 1, 2, END])
 TOKENS = st.builds(Token, st.sampled_from(["a:1", "b:2"]), INCARNATIONS, st.integers(-1, 1)).map(
     Token.pack
-) | st.sampled_from([b"a", b"b"])
+) | st.sampled_from([b"a", b"\0a", b"\1a", b"x" * 30, b"\2" + Token("a:1", 1, 0).pack()[1:]])
 IDS = st.lists(st.sampled_from(POOL), max_size=6)
+GUARDS = st.sampled_from([False, False, False, True])
 
 
 @st.composite
-def of_segments(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Release:
-    segments = draw(st.lists(st.tuples(TOKENS, IDS), max_size=4))
-    ids = [key for _, of_segment in segments for key in of_segment]
-    same = draw(st.none() | EVENT_TIMES)
-    times = [draw(EVENT_TIMES) if same is None else same for _ in ids]
-    counts = [len(of_segment) for _, of_segment in segments]
-    routes = [Route(draw(KNOWN), draw(st.booleans())) for _ in segments]
-    tokens = [token for token, _ in segments]
-    return kind(NOW_US, tokens, counts, b"".join(ids), pack_times(times), routes, *given_back(draw, kind))
-
-
-def given_back(draw: st.DrawFn, kind: type[Commit | Release]) -> list[bool]:
-    return [draw(st.booleans())] if kind is Release else []
+def of_segments(
+    draw: st.DrawFn,
+    kind: type[Commit | Release],
+    tokens: st.SearchStrategy[bytes] = TOKENS,
+    ids: st.SearchStrategy[list[bytes]] = IDS,
+    times: st.SearchStrategy[int] = EVENT_TIMES,
+    known: st.SearchStrategy[int] = KNOWN,
+    most: int = 4,
+) -> Commit | Release:
+    """Each id at a time of its own, or all at one."""
+    segments = draw(st.lists(st.tuples(tokens, ids), min_size=1 if most == 1 else 0, max_size=most))
+    keys = [key for _, of_segment in segments for key in of_segment]
+    same = draw(st.none() | times)
+    return kind(
+        NOW_US,
+        [token for token, _ in segments],
+        [len(of_segment) for _, of_segment in segments],
+        b"".join(keys),
+        pack_times([draw(times) if same is None else same for _ in keys]),
+        [Route(draw(known), draw(GUARDS)) for _ in segments],
+        *([draw(st.booleans())] if kind is Release else []),
+    )
 
 
 @st.composite
@@ -212,10 +240,9 @@ def configures(draw: st.DrawFn) -> Configure:
     return Configure(NOW_US, Configuration(draw(st.integers(1, 5)), (first, *intervals), 2 * BUCKET_US))
 
 
-COMMITS = of_segments(Commit)
 COMMANDS = (
-    COMMITS
-    | COMMITS
+    of_segments(Commit)
+    | of_segments(Commit)
     | of_segments(Release)
     | st.builds(Boundary, st.just(NOW_US), st.integers(-5 * BUCKET_US, 3 * BUCKET_US))
     | st.builds(Fences, st.just(NOW_US), st.integers(0, 3), st.lists(INCARNATIONS, max_size=2).map(tuple))
@@ -223,25 +250,25 @@ COMMANDS = (
     | configures()
 )
 
-
-_FEW = st.lists(st.sampled_from(POOL[:6]), min_size=1, max_size=6)
-_OF_TWO = st.builds(Token, st.just("a:1"), st.sampled_from([1, 2]), st.sampled_from([-1, 1])).map(Token.pack)
-_HOURS = st.sampled_from([0, BUCKET_US, 2 * BUCKET_US])
-
-
-@st.composite
-def _of_few(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Release:
-    ids = draw(_FEW)
-    packed, times = b"".join(ids), pack_times([draw(_HOURS)] * len(ids))
-    return kind(NOW_US, [draw(_OF_TWO)], [len(ids)], packed, times, [OWN], *given_back(draw, kind))
+_HOURS = st.sampled_from([-BUCKET_US, 0, 1, BUCKET_US, 2 * BUCKET_US, HORIZON])
+_BOUNDARIES = st.builds(Boundary, st.just(NOW_US), st.sampled_from([0, 1, BUCKET_US, 2 * BUCKET_US]))
+_FENCES = st.sampled_from([Fences(NOW_US, 0, (1,)), Fences(NOW_US, 1, (2,))])
+_TOKENS_OF_TWO = st.builds(Token, st.just("a:1"), st.sampled_from([1, 2]), st.integers(-1, 1)).map(Token.pack)
 
 
-RELEASED_STORY = (
-    _of_few(Commit)
-    | _of_few(Commit)
-    | _of_few(Release)
-    | _of_few(Release)
-    | st.builds(Boundary, st.just(NOW_US), _HOURS)
-    | st.sampled_from([Fences(NOW_US, 0, (1,)), Fences(NOW_US, 1, (2,))])
-)
-"""Two joiners, which are fenced at some time, or the first alone; six ids."""
+def _of_two_joiners(pool: list[bytes], many: int) -> st.SearchStrategy[Command]:
+    """They want the same ids, many at a time, give some back, and are fenced at some time."""
+    ids = st.lists(st.sampled_from(pool), min_size=1, max_size=many)
+    few = st.lists(st.sampled_from(pool), min_size=1, max_size=10)
+    commits = of_segments(Commit, _TOKENS_OF_TWO, ids, _HOURS, st.just(HORIZON))
+    releases = of_segments(Release, _TOKENS_OF_TWO, few, _HOURS, st.just(HORIZON), 1)
+    return commits | commits | releases | releases | _BOUNDARIES | _FENCES
+
+
+STORIES = {
+    "anything": (COMMANDS, Configuration(1, one_shard().intervals, 2 * BUCKET_US)),  # which never changes
+    "few ids": (_of_two_joiners(POOL[:6], 6), one_shard()),
+    "batches": (_of_two_joiners(split_ids(event_ids(*range(40))), 25), one_shard()),
+    "batches of two shards": (_of_two_joiners(split_ids(event_ids(*range(40))), 25), one_shard(2)),
+}
+"""What comes into the log of shard 0, and its first configuration."""

@@ -1,26 +1,20 @@
 """What incarnations hold, in numbers: what they ever won, less what was released or expired."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from idregistry.rules.commands import Boundary, Command, Commit, Configure, Release, encode
+from idregistry.rules.commands import Boundary, Commit, Release, encode
 from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
+from idregistry.rules.sharding import HORIZON, Route
 from idregistry.rules.state import ShardState
 from idregistry.rules.surveys import GONE_JOINERS_MAX, gone_joiners
-from photon.core.accounts import HOURS_A_DAY, NOTHING, WINDOW_US, WINDOWS, Sum, plus, sums_by_day
+from photon.core.accounts import HOURS_A_DAY, WINDOW_US, WINDOWS, Sum, plus, sums_by_day
 from photon.core.columns import hash_ids, pack_times, split_ids
-from photon.core.ids import Token, parse_token
-from tests.idregistry.kit import NOW_US, OWN, event_ids, new_state
+from photon.core.ids import Token
+from tests.idregistry.kit import LATEST, NOW_US, OWN, event_ids, new_state
 from tests.idregistry.nodes import Ensemble
-from tests.idregistry.state_model import COMMANDS, RELEASED_STORY, Model
 
 NOW = NOW_US // WINDOW_US
 DAY = NOW_US // (HOURS_A_DAY * BUCKET_US)
-ALL = {0, 1, 2, 7, 8, (1 << 64) - 1}
-LATEST = 1 << 60
-"""A window after all tokens."""
 
 
 def commit(numbers: range, token: Token, time_us: int = NOW_US, route: Route = OWN) -> Commit:
@@ -30,35 +24,6 @@ def commit(numbers: range, token: Token, time_us: int = NOW_US, route: Route = O
 
 def sum_of(numbers: range) -> Sum:
     return len(numbers), int(hash_ids(event_ids(*numbers)).sum())
-
-
-def of_model(model: Model) -> dict[tuple[int, int], Sum]:
-    found: dict[tuple[int, int], Sum] = {}
-    for key in model.contents():
-        token, bucket, guard = model.held[key]
-        if guard or len(token) < 17:  # what is no joiner's has no incarnation
-            continue
-        place = parse_token(token).incarnation, bucket // HOURS_A_DAY
-        events, sum_ = found.get(place, NOTHING)
-        found[place] = events + 1, (sum_ + int(hash_ids(key)[0])) % (1 << 64)  # not by what is tested
-    return found
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(COMMANDS | RELEASED_STORY, st.booleans()), max_size=25))
-def test_accounts_are_those_of_a_model_whatever_is_committed_released_expired_and_restored(
-    story: list[tuple[Command, bool]],
-) -> None:
-    model, state = Model(0), ShardState(0)
-    first = Configuration(1, (Interval(BEGINNING, 1),), 2 * BUCKET_US)  # the spread never changes
-    for command, restored in [(Configure(NOW_US, first), False), *story]:
-        model.apply(command)
-        state.apply(encode(command))
-        if restored:
-            chunks = list(state.freeze())
-            state = ShardState(0)
-            state.restore(chunks)
-        assert state.accounts().of(ALL, "", LATEST).days == of_model(model)
 
 
 def test_what_late_tokens_won_is_told_apart_also_after_a_restart() -> None:

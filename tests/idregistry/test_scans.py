@@ -182,6 +182,7 @@ def test_a_piece_tells_each_ids_token_by_its_holder_and_time() -> None:
     assert sorted(piece.holders) == sorted(
         [replace(joiner, time_us=0).pack(), replace(joiner, address="", time_us=0).pack(), b"odd"]
     )
+    assert set(np.frombuffer(piece.times, "<i8").tolist()) == {NOW_US // BUCKET_US * BUCKET_US}, "its hour"
     odd = piece.holders.index(b"odd")
     assert set(piece.token_times[piece.holder_of == odd].tolist()) == {0}
 

@@ -10,8 +10,8 @@ from idregistry.rules import table as idtable
 from idregistry.rules.commands import Command, Commit, Configure, encode
 from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times
-from tests.idregistry.kit import NOW_US, OWN, contents, one_shard
-from tests.idregistry.state_model import COMMANDS, EVENT_TIMES, POOL, RELEASED_STORY, Model
+from tests.idregistry.kit import LATEST, NOW_US, OWN, contents, one_shard
+from tests.idregistry.state_model import COMMANDS, END, EVENT_TIMES, POOL, STORIES, Model
 
 ALL = b"".join(POOL)
 STEPS = st.sampled_from([0, 0, 1, 2, 5, 20])
@@ -29,65 +29,48 @@ def tidy(state: ShardState, steps: int) -> None:
         state.tidy()
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(st.tuples(COMMANDS, STEPS, STEPS, st.booleans(), EVENT_TIMES), max_size=30))
-@pytest.mark.long
-def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
-    story: list[tuple[Command, int, int, bool, int]],
-) -> None:
-    """One tidies by one schedule, the other by another and is restored from a snapshot now and then."""
-    model, state, other = Model(0), ShardState(0), ShardState(0)
-    first = Configure(NOW_US, one_shard())
-    for command, steps, other_steps, restored, time_us in [(first, 0, 0, False, 0), *story]:
-        expected = model.apply(command)
-        assert state.apply(encode(command)) == expected
-        assert other.apply(encode(command)) == expected
-        tidy(state, steps)
-        if restored:
-            chunks = list(other.freeze())
-            other = ShardState(0)
-            other.restore(chunks)
-        tidy(other, other_steps)
-        times = pack_times([time_us] * len(POOL))
-        assert state.lookup(ALL, times) == other.lookup(ALL, times) == model.lookup(ALL, times)
-    for replica in (state, other):
-        assert contents(replica) == model.contents()
-        assert replica.ids == model.ids
-        assert (replica.boundary_us, replica.latest_us) == (model.boundary_us, model.latest_us)
-        assert (replica.configuration, replica.prepared) == (model.configuration, model.prepared)
-        assert replica.fences == len(model.fences)
-    assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(RELEASED_STORY, min_size=3, max_size=25),
-    st.lists(st.tuples(STEPS, STEPS, st.booleans()), min_size=25),
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [
+        *(("anything", 200), ("few ids", 60), ("batches", 100), ("batches of two shards", 60)),
+        *(pytest.param(kind, 400, marks=pytest.mark.long) for kind in STORIES),
+    ],
 )
-def test_what_is_released_is_the_next_ones_and_what_is_taken_again_can_not_be_released(
-    story: list[Command], schedule: list[tuple[int, int, bool]]
-) -> None:
-    """Few ids and tokens, so that most commits are retries and most releases come too late. In dicts, in
-    segments, merged, restored, expired.
+def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(kind: str, examples: int) -> None:
+    """2.1, 3.3.2. One tidies by one schedule, the other by another and is restored from a snapshot now and
+    then. Ids are in dicts, in segments, merged, released, expired, fenced, repeated, another shard's.
     """
-    model, state, other = Model(0), ShardState(0), ShardState(0)
-    start = [Configure(NOW_US, one_shard())]
-    for command, (steps, other_steps, restored) in zip(
-        [*start, *story], [(0, 0, False), *schedule], strict=False
-    ):
-        expected = model.apply(command)
-        assert state.apply(encode(command)) == expected
-        assert other.apply(encode(command)) == expected
-        tidy(state, steps)
-        if restored:
-            chunks = list(other.freeze())
-            other = ShardState(0)
-            other.restore(chunks)
-        tidy(other, other_steps)
-    for replica in (state, other):
-        assert contents(replica) == model.contents()
-        assert replica.ids == model.ids
-    assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
+    commands, first = STORIES[kind]
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(st.tuples(commands, STEPS, STEPS, st.booleans(), EVENT_TIMES), min_size=1, max_size=25))
+    def play(story: list[tuple[Command, int, int, bool, int]]) -> None:
+        model, state, other = Model(0), ShardState(0), ShardState(0)
+        for command, steps, other_steps, restored, time_us in [
+            (Configure(NOW_US, first), 0, 0, False, 0),
+            *story,
+        ]:
+            expected = model.apply(command)
+            assert state.apply(encode(command)) == expected
+            assert other.apply(encode(command)) == expected
+            tidy(state, steps)
+            if restored:
+                chunks = list(other.freeze())
+                other = ShardState(0)
+                other.restore(chunks)
+            tidy(other, other_steps)
+            times = pack_times([time_us] * len(POOL))
+            assert state.lookup(ALL, times) == other.lookup(ALL, times) == model.lookup(ALL, times)
+        for replica in (state, other):
+            assert contents(replica) == model.contents()
+            assert replica.ids == model.ids
+            assert (replica.boundary_us, replica.latest_us) == (model.boundary_us, model.latest_us)
+            assert (replica.configuration, replica.prepared) == (model.configuration, model.prepared)
+            assert replica.fences == len(model.fences)
+            assert replica.accounts().of({0, 1, 2, END}, "", LATEST).days == model.days()
+        assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
+
+    play()
 
 
 @settings(max_examples=400, deadline=None)
