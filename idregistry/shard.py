@@ -1,9 +1,9 @@
 """One replica of one shard: the registry thread of Fig. 3 (paper 2.1, 2.2.1).
 
 RPC handlers only `offer` requests to the queue. The raft thread is the paper's registry thread: in `on_tick`
-it takes what waits and makes one command of it, its result everybody's answer; the conflicts in it are
-resolved when the command is applied (`state`), in its order, alike on all replicas. There is no minimum
-batch: a request that is alone goes alone, at once.
+it takes the commits that wait and makes one command of them, its result everybody's answer; the conflicts in
+it are resolved when the command is applied (`state`), in its order, alike on all replicas. There is no
+minimum batch: a request that is alone goes alone, at once.
 """
 
 import threading
@@ -96,7 +96,8 @@ class Ask(Generic[What]):
     deadline: float
     answer: Callable[[Answer], None]
     weight: ClassVar[int] = 1
-    size: ClassVar[int] = 0
+    size: ClassVar[int] = BATCH_BYTES_MAX
+    """Nothing shares its command."""
 
 
 def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Release]:
@@ -203,8 +204,6 @@ def split_outcomes(batch: Sequence[Request], outcomes: bytes) -> list[bytes]:
     return columns
 
 
-ERRANDS_WAITING_MAX: Final = 64
-_LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
 _TIDY_EVERY_S: Final = 0.05
 """A step of local work (some milliseconds) is taken so often while commits come, here or through another
 leader, and without a pause while none do."""
@@ -239,17 +238,13 @@ class Shard:
         self._reached_us = reached_us
         self._furthest_us = furthest_us
         self._steward = Steward(number, settings.leaders, clock)
-        self._queue: Line[Request] = Line(
+        self._queue: Line[Request | Ask[Release]] = Line(
             settings.queue_ids_max,
             wake,
             f"shard {number}: {{}} ids wait already (registry.queue_ids_max is {settings.queue_ids_max}); "
             "back off and retry",
-            _LATE,
+            "the deadline passed while the request waited in the queue; send less at a time",
         )
-        self._errands: Line[Ask[Release]] = Line(
-            ERRANDS_WAITING_MAX, wake, f"{ERRANDS_WAITING_MAX} releases wait already; back off", _LATE
-        )
-        self._errands_turn = False
         self._housekeeping = False
         self._boundary_us = NO_BOUNDARY  # as last seen by this replica as the leader
         self._boundary_moved_at = clock.monotonic()
@@ -265,14 +260,11 @@ class Shard:
 
     def offer(self, request: Request | Ask[Release]) -> Answer | None:
         """Queue a request; its answer where it can't even wait. Any thread."""
-        if isinstance(request, Ask):
-            return self._errands.offer(request)
         return self._queue.offer(request)
 
     def close(self) -> None:
         """Take no more requests; who waits is told to go elsewhere. Any thread."""
         self._queue.close()
-        self._errands.close()
 
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what waits, then what housekeeping is due."""
@@ -281,22 +273,14 @@ class Shard:
         may_propose = self._steward.on_tick(log, view) if known else True
         if not log.is_leader:
             self._queue.send_elsewhere(log.leader)
-            self._errands.send_elsewhere(log.leader)
         elif may_propose:
             self._propose(log, view if known else None)
         self._tidy(log)
 
     def _propose(self, log: ReplicatedLog, view: View | None) -> None:
         """`view`: None while the directory here does not know the group yet."""
-        # In turn, or one kind would wait for ever where the other never ends.
-        while (self._queue or self._errands) and log.in_flight < self._settings.batches_in_flight_max:
-            errands_turn = self._errands_turn or not self._queue
-            self._errands_turn = not errands_turn
-            if errands_turn and self._errands:
-                for errand in self._errands.take(self._clock.monotonic()):
-                    self._propose_errand(log, errand)
-            else:
-                self._propose_batch(log)
+        while self._queue and log.in_flight < self._settings.batches_in_flight_max:
+            self._propose_next(log)
         if self._housekeeping or view is None:
             return
         command = command_due(
@@ -322,16 +306,17 @@ class Shard:
         held_us, furthest_us = self._directory.held_us, self._furthest_us()
         return boundary_due(reached_us, boundary_us, days, still_s, held_us, furthest_us)
 
-    def _propose_batch(self, log: ReplicatedLog) -> None:
-        batch = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
-        if batch:
-            log.propose(
-                build_command(batch, self._clock.now_us()), lambda outcome: self._answer_batch(batch, outcome)
-            )
-
-    def _propose_errand(self, log: ReplicatedLog, errand: Ask[Release]) -> None:
-        command = replace(errand.what, time_us=self._clock.now_us())
-        log.propose(encode(command), lambda outcome: errand.answer(answer_to(outcome)))
+    def _propose_next(self, log: ReplicatedLog) -> None:
+        """All commits before the next release, or that release."""
+        now_us = self._clock.now_us()
+        taken = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
+        match taken:
+            case [Ask() as release]:
+                command = replace(release.what, time_us=now_us)
+                log.propose(encode(command), lambda outcome: release.answer(answer_to(outcome)))
+            case [_, *_]:
+                batch = [one for one in taken if isinstance(one, Request)]
+                log.propose(build_command(batch, now_us), lambda outcome: self._answer_batch(batch, outcome))
 
     def _answer_batch(self, batch: list[Request], outcome: Outcome) -> None:
         answer = answer_to(outcome)

@@ -28,7 +28,6 @@ def r1_an_old_directory_is_believed() -> AbstractContextManager[None]:
         may_propose = self._steward.on_tick(log, view)
         if not log.is_leader:
             self._queue.send_elsewhere(log.leader)
-            self._errands.send_elsewhere(log.leader)
         elif may_propose:
             self._propose(log, view)
         self._tidy(log)
