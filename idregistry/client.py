@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
-from idregistry.routes import ShardPart, segments_of
+from idregistry.routes import Part, segments_of
 from idregistry.rules.commands import Standing
 from idregistry.rules.directory import name_mistake
 from idregistry.rules.packing import (
@@ -103,7 +103,7 @@ class RegistryClient:
         """
         _check(ids, times)
 
-        def request(part: ShardPart) -> Any:
+        def request(part: Part) -> Any:
             return pb.LookupRequest(
                 shard=part.shard, ids=part.ids, times=part.times, tell_pending=tell_pending
             )
@@ -120,7 +120,7 @@ class RegistryClient:
         """
         _check(ids, times, token)
 
-        def request(part: ShardPart) -> Any:
+        def request(part: Part) -> Any:
             return pb.CommitRequest(
                 shard=part.shard, ids=part.ids, times=part.times, token=token, route=_route(part)
             )
@@ -153,7 +153,7 @@ class RegistryClient:
         counts: Sequence[int],
         given_back: bool,
     ) -> bytes:
-        def request(part: ShardPart) -> Any:
+        def request(part: Part) -> Any:
             tokens, sizes = segments_of(part, tokens_packed, counts)
             return pb.ReleaseRequest(
                 shard=part.shard,
@@ -412,7 +412,7 @@ def check_replica(name: str, raft_address: str, grpc_address: str) -> None:
         raise UsageError(mistake)
 
 
-def _route(part: ShardPart) -> pb.Route:
+def _route(part: Part) -> pb.Route:
     return pb.Route(known_us=part.route.known_us, guard=part.route.guard)
 
 

@@ -11,19 +11,17 @@ import numpy as np
 from idregistry.routes import (
     DIRECTORY,
     Failure,
-    PartCall,
+    Part,
     Routes,
     Rows,
-    ShardPart,
-    advance,
     final_error,
     lost_elsewhere,
     merge_outcomes,
     named_leader,
     next_address,
     outcome_of,
+    sort_out,
     split,
-    split_strays,
     try_timeout_s,
     whole,
 )
@@ -57,7 +55,7 @@ class Operation:
 
     method: str
     by_leader: bool
-    request: Callable[[ShardPart], Any]
+    request: Callable[[Part], Any]
     misrouted: int | None = None
     won: int | None = None
     rising: Sequence[int] = ()
@@ -96,89 +94,76 @@ class Rounds:
             return b"", np.empty(0, np.intp)
         attempts = self.attempts()
         configuration = self._configuration(attempts)
-        in_turn = operation.won is not None
-        calls = [PartCall(part) for part in split(whole(ids, times), configuration, in_turn)]
+        through: list[Part] = []
+        asked = split(whole(ids, times), configuration, operation.won is not None)
         order = self.routes.nearest_first()
         for tries, left_s in enumerate(attempts):
-            unsettled = [call for call in calls if call.outcomes is None]
             targets = [
-                self.routes.leader(call.part.shard) if operation.by_leader else order[tries % len(order)]
-                for call in unsettled
+                self.routes.leader(part.shard) if operation.by_leader else order[tries % len(order)]
+                for part in asked
             ]
-            at_once = self._round(operation, unsettled, targets, try_timeout_s(self._timeout_s, left_s))
-            if any(call.lost for call in unsettled):
+            at_once = self._round(operation, asked, targets, try_timeout_s(self._timeout_s, left_s))
+            if any(part.lost for part in asked):
                 self.routes.ask_who(attempts.left_s)
-            if any(call.misrouted or call.outcomes is not None for call in unsettled):
-                calls, configuration, onward = self._reroute(operation, calls, configuration, attempts.left_s)
-                if operation.won is not None:
-                    calls, began = advance(calls, operation.won)
-                    onward |= began
-                at_once |= onward
-            if all(call.outcomes is not None for call in calls):
-                parts, columns = [call.part for call in calls], [call.outcomes or b"" for call in calls]
-                merged = merge_outcomes(parts, columns, len(ids) // ID_BYTES, operation.rising)
-                return merged, lost_elsewhere(calls, operation.won or 0)
+            parts = [one for part in asked for one in sort_out(part, operation.misrouted, operation.won)]
+            through += [part for part in parts if part.outcomes is not None]
+            asked = [part for part in parts if part.outcomes is None]
+            if any(part.misrouted for part in asked):
+                asked, configuration, at_once = self._reroute(
+                    operation, asked, configuration, attempts.left_s
+                )
+            if not asked:
+                merged = merge_outcomes(through, len(ids) // ID_BYTES, operation.rising)
+                return merged, lost_elsewhere(through, operation.won)
             if at_once or not (operation.by_leader or (tries + 1) % len(order) == 0):
                 attempts.next_at_once()
-        raise final_error(calls, self._timeout_s, configuration.version)
+        raise final_error([*asked, *through], self._timeout_s, configuration.version)
 
-    def _round(
-        self, operation: Operation, calls: list[PartCall], targets: list[str], timeout_s: float
-    ) -> bool:
+    def _round(self, operation: Operation, parts: list[Part], targets: list[str], timeout_s: float) -> bool:
         """Send every part once; whether the next round may start without a wait."""
         at_once = True
         routes = self.routes
-        for call, address, result in zip(
-            calls, targets, self._send(operation, calls, targets, timeout_s), strict=True
-        ):
-            if not isinstance(result, grpc.RpcError):
-                call.outcomes = result.outcomes
-                routes.saw(result.version)
-                if operation.by_leader:
-                    routes.answered(call.part.shard, address)
+        answers = self._send(operation, parts, targets, timeout_s)
+        for part, address, result in zip(parts, targets, answers, strict=True):
+            if isinstance(result, grpc.RpcError):
+                at_once &= self._note_failure(part, address, result, operation.by_leader)
                 continue
-            at_once &= self._note_failure(call, address, result, operation.by_leader)
+            part.outcomes = result.outcomes
+            routes.saw(result.version)
+            if operation.by_leader:
+                routes.answered(part.shard, address)
         return at_once
 
     def _send(
-        self, operation: Operation, calls: list[PartCall], targets: list[str], timeout_s: float
+        self, operation: Operation, parts: list[Part], targets: list[str], timeout_s: float
     ) -> list[Any]:
         """One response or RpcError a part."""
         with self.routes.calling():
             methods = [getattr(self.routes.stub(address), operation.method) for address in targets]
-            if len(calls) == 1:  # in the caller's own thread: gRPC's futures cost one more
-                request = operation.request(calls[0].part)
+            if len(parts) == 1:  # in the caller's own thread: gRPC's futures cost one more
+                request = operation.request(parts[0])
                 return [outcome_of(lambda: methods[0](request, timeout=timeout_s))]
             pending = [
-                method.future(operation.request(call.part), timeout=timeout_s)
-                for call, method in zip(calls, methods, strict=True)
+                method.future(operation.request(part), timeout=timeout_s)
+                for part, method in zip(parts, methods, strict=True)
             ]
             return [outcome_of(future.result) for future in pending]
 
     def _reroute(
-        self, operation: Operation, calls: list[PartCall], configuration: Configuration, left_s: float
-    ) -> tuple[list[PartCall], Configuration, bool]:
+        self, operation: Operation, parts: list[Part], configuration: Configuration, left_s: float
+    ) -> tuple[list[Part], Configuration, bool]:
         """Split anew, by a newer configuration, what was misrouted; whether there was a newer one."""
-        kept: list[PartCall] = []
-        strays: list[PartCall] = []
-        for call in calls:
-            stays, astray = split_strays(call, operation.misrouted)
-            kept += stays
-            strays += astray
-        if not strays:
-            return calls, configuration, False
         newest = self.routes.fetch(configuration.version, left_s) or configuration
         newer = newest.version > configuration.version
-        onward = False
-        for stray in strays:
+        routed, anew = [], False
+        for part in parts:
             # One that waited for its answer while another part fetched was routed by the table before.
-            if not newer and stray.part.route.known_us >= newest.newest_us:
-                kept.append(stray)
-                continue
-            onward = True
-            for part in split(stray.part, newest, operation.won is not None):
-                kept.append(PartCall(part, maybe_done=stray.maybe_done, failures=stray.failures))
-        return kept, newest if newer else configuration, onward
+            if part.misrouted and (newer or part.route.known_us < newest.newest_us):
+                anew = True
+                routed += split(part, newest, operation.won is not None)
+            else:
+                routed.append(part)
+        return routed, newest if newer else configuration, anew
 
     def ask_directory(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """The answer of the directory's leader, as of `ask_leader`."""
@@ -189,7 +174,7 @@ class Rounds:
 
         UsageError if it is refused: RefusedAfterUnknownError where an earlier try may have been done.
         """
-        call = PartCall(whole(shard=shard))
+        part = whole(shard=shard)
         within_s = self._timeout_s if timeout_s is None else timeout_s
         attempts = self.attempts(within_s)
         for left_s in attempts:
@@ -199,12 +184,12 @@ class Rounds:
                 self.routes.answered(shard, address)
                 return result
             try:
-                self._look_on(call, address, result, attempts)
+                self._look_on(part, address, result, attempts)
             except UsageError as error:
-                if call.maybe_done:
+                if part.maybe_done:
                     raise RefusedAfterUnknownError(str(error)) from error
                 raise
-        raise final_error([call], within_s, 0)
+        raise final_error([part], within_s, 0)
 
     def ask_for_directory(self) -> pb.DirectoryResponse:
         """The answer of the nearest replica that knows a leader, or else of any. UnavailableError."""
@@ -248,7 +233,7 @@ class Rounds:
 
     def _stream_of_leader(self, method: str, request: Any, shard: int, deadline: float) -> Iterator[Any]:
         """It is looked for as long as any call may take; once it has begun, nobody else is asked."""
-        call = PartCall(whole(shard=shard))
+        part = whole(shard=shard)
         attempts = self.attempts(min(self._timeout_s, deadline - self._clock.monotonic()))
         for left_s in attempts:
             address = self.routes.leader(shard)
@@ -258,9 +243,9 @@ class Rounds:
                 error = yield from self._messages(method, request, address, deadline, shard)
                 if error is None:
                     return
-            self._look_on(call, address, error, attempts)
+            self._look_on(part, address, error, attempts)
         raise UnavailableError(
-            f"registry shard {shard}: no leader began {method} in time ({'; '.join(call.failures)}); retry"
+            f"registry shard {shard}: no leader began {method} in time ({'; '.join(part.failures)}); retry"
         )
 
     def _messages(
@@ -290,26 +275,22 @@ class Rounds:
         """The newest that replicas know, where one newer than `version` is of interest; waited for while a
         registry that starts has none. UnavailableError.
         """
-        for left_s in self.attempts():
-            newest = self.routes.fetch(version, left_s, always=fetch)
-            if newest is not None:
-                return newest
-        raise NoQuorumError(
-            f"no sharding configuration of the registry within {self._timeout_s:g} s: its replicas are "
-            "starting; retry"
-        )
+        return self._fetched(self.attempts(), version, fetch)
 
     def _configuration(self, attempts: Attempts) -> Configuration:
         """What to route by: fetched where there is none, or a newer one."""
         known = self.routes.configuration
         if not self.routes.stale and known is not None:
             return known
+        return self._fetched(attempts, known.version if known else 0)
+
+    def _fetched(self, attempts: Attempts, version: int, always: bool = False) -> Configuration:
         failed: UnavailableError | None = None
         for left_s in attempts:
             try:
-                newest = self.routes.fetch(known.version if known else 0, left_s)
+                newest = self.routes.fetch(version, left_s, always)
             except UnavailableError as error:
-                newest, failed = known, error
+                newest, failed = None, error
             if newest is not None:
                 return newest
         what = f"no sharding configuration of the registry within {self._timeout_s:g} s"
@@ -317,22 +298,22 @@ class Rounds:
             raise NoQuorumError(f"{what}: its replicas are starting; retry")
         raise UnavailableError(f"{what}: {failed}; retry")
 
-    def _look_on(self, call: PartCall, address: str, error: grpc.RpcError, attempts: Attempts) -> None:
+    def _look_on(self, part: Part, address: str, error: grpc.RpcError, attempts: Attempts) -> None:
         """After a try at a leader that failed: choose whom to ask next, and when."""
-        if self._note_failure(call, address, error, by_leader=True):
+        if self._note_failure(part, address, error, by_leader=True):
             attempts.next_at_once()
-        elif call.lost:
+        elif part.lost:
             self.routes.ask_who(attempts.left_s)
 
-    def _note_failure(self, call: PartCall, address: str, error: grpc.RpcError, by_leader: bool) -> bool:
+    def _note_failure(self, part: Part, address: str, error: grpc.RpcError, by_leader: bool) -> bool:
         """Remember it; whether to go on at once, to the leader named. UsageError as `_failure`."""
         failure, details, leader = self._failure(error, address)
         if by_leader:
             target = next_address(self.routes.addresses, address, failure, leader)
-            self.routes.replace_leader(call.part.shard, address, target)
+            self.routes.replace_leader(part.shard, address, target)
         else:
             self.routes.avoid(address)
-        return call.failed(failure, address, details, leader)
+        return part.failed(failure, address, details, leader)
 
     def _failure(self, error: grpc.RpcError, address: str) -> tuple[Failure, str, str | None]:
         """(its kind, in words, the leader it names). UsageError where the caller is at fault."""

@@ -11,7 +11,7 @@ whom to ask next, how long one try may take, with which error to end.
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -39,92 +39,6 @@ _OWN: Final = Route(BEGINNING, False)
 Rows = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPart:
-    """The rows of a batch that belong to one shard, in their order. `later`: the places (of
-    Configuration.places) to ask when they are won here; `holds`: they are won in another already.
-    """
-
-    shard: int
-    ids: bytes
-    times: bytes
-    rows: Rows
-    route: Route = _OWN
-    later: tuple[int, ...] = ()
-    holds: bool = False
-
-
-def whole(ids: bytes = b"", times: bytes = b"", shard: int = DIRECTORY) -> ShardPart:
-    """All of a batch."""
-    return ShardPart(shard, ids, times, np.arange(len(ids) // ID_BYTES))
-
-
-def split(part: ShardPart, configuration: Configuration, in_turn: bool) -> list[ShardPart]:
-    """The parts of a part, one a shard that has any. A row that has several places is in a part for each; or,
-    `in_turn`, in the one of its first, and that of the others `later`.
-    """
-    if not part.ids:
-        return []
-    places, known_us = configuration.places(part.ids, part.times), configuration.newest_us
-    if in_turn and places.shape[1] > 1:
-        kinds, kind_of = np.unique(places, axis=0, return_inverse=True)
-        groups = [
-            (kinds[kind].tolist(), np.flatnonzero(kind_of.ravel() == kind)) for kind in range(len(kinds))
-        ]
-    else:
-        rows, columns = np.nonzero(places != NOWHERE)
-        of = places[rows, columns]
-        order = np.argsort(of, kind="stable")
-        ends = np.flatnonzero(np.diff(of[order])) + 1
-        groups = [([int(of[group[0]])], rows[group]) for group in np.split(order, ends)]
-    parts = []
-    for (first, *others), rows in groups:
-        later = tuple(place for place in others if place != NOWHERE)
-        chosen = part if len(groups) == 1 else take_part(part, rows)
-        parts.append(replace(_at(chosen, first, known_us), later=later, holds=False))
-    return parts
-
-
-def _at(part: ShardPart, place: int, known_us: int) -> ShardPart:
-    return replace(part, shard=place >> 1, route=Route(known_us, bool(place & 1)))
-
-
-def take_part(part: ShardPart, chosen: Rows) -> ShardPart:
-    """Some rows of a part."""
-    ids, times = take_ids(part.ids, chosen), take_times(part.times, chosen)
-    return replace(part, ids=ids, times=times, rows=part.rows[chosen])
-
-
-def merge_outcomes(
-    parts: Sequence[ShardPart], outcomes: Sequence[bytes], count: int, rising: Sequence[int] = ()
-) -> bytes:
-    """The parts' outcome columns -> one of `count` bytes, in the order of the batch before the split.
-
-    `rising`: all outcomes that there may be; of those of one row, the last in it holds.
-    """
-    if len(parts) == 1:
-        return outcomes[0]
-    if sum(len(part.rows) for part in parts) == count:
-        rising = ()
-    rank = np.empty(256, np.uint8)
-    rank[list(rising)] = range(len(rising))
-    merged = np.zeros(count, np.uint8)
-    for part, column in zip(parts, outcomes, strict=True):
-        told = np.frombuffer(column, np.uint8)
-        merged[part.rows] = np.maximum(merged[part.rows], rank[told]) if rising else told
-    return (np.array(rising, np.uint8)[merged] if rising else merged).tobytes()
-
-
-def segments_of(
-    part: ShardPart, tokens: Sequence[bytes], counts: Sequence[int]
-) -> tuple[list[bytes], list[int]]:
-    """The part's own share of a batch's segments: `tokens[i]` is for the batch's next `counts[i]` rows."""
-    ends = np.cumsum(np.asarray(counts, np.int64))
-    of = np.searchsorted(ends, part.rows, "right")
-    chosen, sizes = np.unique(of, return_counts=True)  # a part's rows are in order, so its segments are too
-    return [tokens[i] for i in chosen.tolist()], sizes.tolist()
-
-
 class Failure(Enum):
     """Why a call gave no outcomes."""
 
@@ -134,11 +48,21 @@ class Failure(Enum):
     UNKNOWN = auto()  # it may have been done
 
 
-@dataclass(slots=True)
-class PartCall:
-    """One shard's part of a client call, over all its tries."""
+@dataclass(slots=True, eq=False)
+class Part:
+    """The rows of a batch that one shard is asked about, in their order, and what came of it over all tries.
 
-    part: ShardPart
+    `later`: the places (of Configuration.places) to ask when they are won here; `holds`: they are won in
+    another already.
+    """
+
+    shard: int
+    ids: bytes
+    times: bytes
+    rows: Rows
+    route: Route = _OWN
+    later: tuple[int, ...] = ()
+    holds: bool = False
     outcomes: bytes | None = None
     redirects: int = 0
     """Redirects to a named leader since the last wait."""
@@ -167,35 +91,107 @@ class PartCall:
         return True
 
 
-def advance(calls: "Sequence[PartCall]", won: int) -> "tuple[list[PartCall], bool]":
-    """Where a part has its outcomes, what has been `won` goes on to the next place, if there is one; the rest
-    is through. Whether anything went on.
+def whole(ids: bytes = b"", times: bytes = b"", shard: int = DIRECTORY) -> Part:
+    """All of a batch."""
+    return Part(shard, ids, times, np.arange(len(ids) // ID_BYTES))
+
+
+def split(part: Part, configuration: Configuration, in_turn: bool) -> list[Part]:
+    """The parts of a part, one a shard that has any. A row that has several places is in a part for each; or,
+    `in_turn`, in the one of its first, and that of the others `later`.
     """
-    after, began = [], False
-    for call in calls:
-        part = call.part
-        if call.outcomes is None or not part.later:
-            after.append(call)
-            continue
-        column = np.frombuffer(call.outcomes, np.uint8)
-        onward, through = np.flatnonzero(column == won), np.flatnonzero(column != won)
-        if len(onward):
-            began = True
-            to = _at(take_part(part, onward), part.later[0], part.route.known_us)
-            after.append(PartCall(replace(to, later=part.later[1:], holds=True), maybe_done=True))
-        if len(through):
-            after.append(PartCall(replace(take_part(part, through), later=()), column[through].tobytes()))
-    return after, began
+    if not part.ids:
+        return []
+    places, known_us = configuration.places(part.ids, part.times), configuration.newest_us
+    if in_turn and places.shape[1] > 1:
+        kinds, kind_of = np.unique(places, axis=0, return_inverse=True)
+        groups = [
+            (kinds[kind].tolist(), np.flatnonzero(kind_of.ravel() == kind)) for kind in range(len(kinds))
+        ]
+    else:
+        rows, columns = np.nonzero(places != NOWHERE)
+        of = places[rows, columns]
+        order = np.argsort(of, kind="stable")
+        ends = np.flatnonzero(np.diff(of[order])) + 1
+        groups = [([int(of[group[0]])], rows[group]) for group in np.split(order, ends)]
+    parts = []
+    for (place, *others), rows in groups:
+        later = tuple(other for other in others if other != NOWHERE)
+        taken = _taken(part, rows, place, known_us, later, False)
+        taken.failures, taken.maybe_done = part.failures, part.maybe_done
+        parts.append(taken)
+    return parts
 
 
-def lost_elsewhere(calls: "Sequence[PartCall]", won: int) -> Rows:
+def _taken(
+    part: Part, rows: Rows, place: int, known_us: int, later: tuple[int, ...] = (), holds: bool = False
+) -> Part:
+    """Some of a part's rows, to be asked about at a place."""
+    columns = part.ids, part.times, part.rows
+    if len(rows) < len(part.rows):
+        columns = take_ids(part.ids, rows), take_times(part.times, rows), part.rows[rows]
+    return Part(place >> 1, *columns, Route(known_us, bool(place & 1)), later, holds)
+
+
+def sort_out(part: Part, misrouted: int | None, won: int | None) -> list[Part]:
+    """What an answer makes of a part: what is through; what has been `won` goes on to the next place, if
+    there is one; what is `misrouted` is to be routed anew.
+    """
+    if part.outcomes is None:
+        return [part]
+    column = np.frombuffer(part.outcomes, np.uint8)
+    astray = column == (-1 if misrouted is None else misrouted)
+    onward = (column == won) & bool(part.later)
+    through = ~(astray | onward)
+    if through.all():
+        return [part]
+    place, known_us, parts = part.shard << 1 | part.route.guard, part.route.known_us, []
+    if through.any():
+        done = _taken(part, np.flatnonzero(through), place, known_us, (), part.holds)
+        done.outcomes = column[through].tobytes()
+        parts.append(done)
+    if onward.any():
+        next_one = _taken(part, np.flatnonzero(onward), part.later[0], known_us, part.later[1:], True)
+        next_one.maybe_done = True
+        parts.append(next_one)
+    if astray.any():
+        stray = _taken(part, np.flatnonzero(astray), place, known_us, part.later, part.holds)
+        stray.maybe_done, stray.misrouted = part.maybe_done, True
+        stray.failures = [*part.failures, f"shard {part.shard}: misrouted"][-4:]
+        parts.append(stray)
+    return parts
+
+
+def merge_outcomes(parts: Sequence[Part], count: int, rising: Sequence[int] = ()) -> bytes:
+    """The outcomes of parts that are through -> `count` bytes, in the order of the batch before the split.
+
+    `rising`: all outcomes that there may be; of those of one row, the last in it holds.
+    """
+    if len(parts) == 1:
+        return parts[0].outcomes or b""
+    if sum(len(part.rows) for part in parts) == count:
+        rising = ()
+    rank = np.empty(256, np.uint8)
+    rank[list(rising)] = range(len(rising))
+    merged = np.zeros(count, np.uint8)
+    for part in parts:
+        told = np.frombuffer(part.outcomes or b"", np.uint8)
+        merged[part.rows] = np.maximum(merged[part.rows], rank[told]) if rising else told
+    return (np.array(rising, np.uint8)[merged] if rising else merged).tobytes()
+
+
+def lost_elsewhere(parts: Sequence[Part], won: int | None) -> Rows:
     """The rows, of all that are through, which were won in one place and lost in another."""
-    lost = [
-        call.part.rows[np.frombuffer(call.outcomes or b"", np.uint8) != won]
-        for call in calls
-        if call.part.holds
-    ]
+    lost = [part.rows[np.frombuffer(part.outcomes or b"", np.uint8) != won] for part in parts if part.holds]
     return np.concatenate(lost) if lost else np.empty(0, np.intp)
+
+
+def segments_of(part: Part, tokens: Sequence[bytes], counts: Sequence[int]) -> tuple[list[bytes], list[int]]:
+    """The part's own share of a batch's segments: `tokens[i]` is for the batch's next `counts[i]` rows."""
+    ends = np.cumsum(np.asarray(counts, np.int64))
+    of = np.searchsorted(ends, part.rows, "right")
+    chosen, sizes = np.unique(of, return_counts=True)  # a part's rows are in order, so its segments are too
+    return [tokens[i] for i in chosen.tolist()], sizes.tolist()
 
 
 def next_address(addresses: Sequence[str], asked: str, failure: Failure, leader: str | None) -> str:
@@ -222,21 +218,21 @@ def try_timeout_s(timeout_s: float, remaining_s: float) -> float:
     return max(0.001, min(remaining_s, max(_TRY_S_MIN, timeout_s / _TRIES)))
 
 
-def final_error(calls: Sequence[PartCall], timeout_s: float, version: int) -> UnavailableError:
+def final_error(parts: Sequence[Part], timeout_s: float, version: int) -> UnavailableError:
     """The error of a call whose time is up. OverloadedError only where certainly nothing at all was done.
 
     `version`: of the sharding configuration that the client went by.
     """
-    unsettled = [call for call in calls if call.outcomes is None]
-    call = unsettled[0]
-    of_ids = call.part.shard != DIRECTORY
-    whose = f"shard {call.part.shard}: no outcome" if of_ids else "directory: no answer"
+    unsettled = [part for part in parts if part.outcomes is None]
+    first = unsettled[0]
+    of_ids = first.shard != DIRECTORY
+    whose = f"shard {first.shard}: no outcome" if of_ids else "directory: no answer"
     done, again = ("registered", "retry with the same token") if of_ids else ("done", "retry")
-    what = f"registry {whose} within {timeout_s:g} s ({'; '.join(call.failures)})"
-    nothing_done = len(unsettled) == len(calls) and not any(c.maybe_done for c in calls)
-    if any(c.leaderless for c in unsettled):
+    what = f"registry {whose} within {timeout_s:g} s ({'; '.join(first.failures)})"
+    nothing_done = len(unsettled) == len(parts) and not any(part.maybe_done for part in parts)
+    if any(part.leaderless for part in unsettled):
         return NoQuorumError(f"{what}; no leader with a majority: see to it that most replicas run; retry")
-    if call.misrouted and of_ids:
+    if first.misrouted and of_ids:
         what += (
             f"; version {version} of the sharding configuration is not the shard's, and no newer one came: "
             "a resharding is under way"
@@ -244,26 +240,6 @@ def final_error(calls: Sequence[PartCall], timeout_s: float, version: int) -> Un
     if nothing_done:
         return OverloadedError(f"{what}; nothing was {done}: back off and retry")
     return UnavailableError(f"{what}; it is not known whether it was {done}: {again}")
-
-
-def split_strays(call: PartCall, misrouted: int | None) -> tuple[list[PartCall], list[PartCall]]:
-    """(what stays as it is, what is to be routed anew) of a part after a round."""
-    if call.outcomes is None:
-        return ([], [call]) if call.misrouted else ([call], [])
-    if misrouted is None or misrouted not in call.outcomes:
-        return [call], []
-    column = np.frombuffer(call.outcomes, np.uint8)
-    stray_rows, kept_rows = np.flatnonzero(column == misrouted), np.flatnonzero(column != misrouted)
-    failures = [*call.failures, f"shard {call.part.shard}: misrouted"]
-    stray = PartCall(
-        take_part(call.part, stray_rows),
-        maybe_done=call.maybe_done,
-        misrouted=True,
-        failures=failures[-4:],
-    )
-    if not len(kept_rows):
-        return [], [stray]
-    return [PartCall(take_part(call.part, kept_rows), column[kept_rows].tobytes())], [stray]
 
 
 # A replica that failed an answer is passed over for so long: who hangs would cost every call a time-out.

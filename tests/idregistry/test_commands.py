@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.routes import merge_outcomes, segments_of, split, take_part, whole
+from idregistry.routes import Part, merge_outcomes, segments_of, sort_out, split, whole
 from idregistry.rules.commands import (
     Boundary,
     Command,
@@ -24,7 +24,7 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
-from photon.core.columns import pack_times, take_ids
+from photon.core.columns import pack_times, take_ids, take_times
 from photon.core.ids import IdPacker
 from tests.idregistry.kit import event_ids, one_shard
 
@@ -157,10 +157,13 @@ def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shard
         # In their old order: of an id that stands twice, the first must win.
         assert (np.diff(part.rows) > 0).all()
     # The id's own first byte stands for its outcome.
-    outcomes = [part.ids[::16] for part in parts]
-    assert merge_outcomes(parts, outcomes, count) == ids[::16] if parts else count == 0
-    times_back = merge_outcomes(parts, [part.times[::8] for part in parts], count) if parts else b""
-    assert times_back == times[::8]
+    for told, column in (
+        (lambda part: part.ids[::16], ids[::16]),
+        (lambda part: part.times[::8], times[::8]),
+    ):
+        for part in parts:
+            part.outcomes = told(part)
+        assert merge_outcomes(parts, count) == column if parts else count == 0
 
 
 def test_a_batch_of_one_shard_is_passed_on_as_it_is() -> None:
@@ -181,16 +184,17 @@ def test_rows_that_were_misrouted_are_split_anew_and_keep_their_place(
     ids = rng.randbytes(16 * count)
     times = pack_times([rng.choice([-5, 500, 1500, 2500, 9999, HORIZON]) for _ in range(count)])
     rows = np.array(sorted(rng.sample(range(count), rng.randint(1, count))))
-    parts = split(take_part(whole(ids, times), rows), configuration, False)
+    parts = split(Part(0, take_ids(ids, rows), take_times(times, rows), rows), configuration, False)
     found = np.concatenate([part.rows for part in parts])
     assert sorted(found.tolist()) == rows.tolist()
     expected = configuration.shard_of(ids, times)
     for part in parts:
         assert part.ids == take_ids(ids, part.rows)
         assert set(expected[part.rows].tolist()) == {part.shard}
-        half = np.arange(0, len(part.ids) // 16, 2)
-        taken = take_part(part, half)
-        assert taken.ids == take_ids(ids, taken.rows)
+        part.outcomes = bytes(row % 2 for row in range(len(part.rows)))
+        for taken in sort_out(part, 1, None):
+            assert taken.ids == take_ids(ids, taken.rows)
+            assert (taken.outcomes is None) is taken.misrouted
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))

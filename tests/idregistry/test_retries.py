@@ -4,11 +4,11 @@ import pytest
 
 from idregistry.routes import (
     Failure,
-    PartCall,
+    Part,
     final_error,
     named_leader,
     next_address,
-    split_strays,
+    sort_out,
     try_timeout_s,
     whole,
 )
@@ -18,11 +18,11 @@ from photon.core.errors import NoQuorumError, OverloadedError, PhotonError, Unav
 ADDRESSES = ["a:1", "b:1", "c:1"]
 
 
-def call(shard: int = 0) -> PartCall:
-    return PartCall(whole(bytes(16), bytes(8), shard))
+def call(shard: int = 0) -> Part:
+    return whole(bytes(16), bytes(8), shard)
 
 
-def failed(*failures: Failure, leader: str | None = None) -> PartCall:
+def failed(*failures: Failure, leader: str | None = None) -> Part:
     made = call()
     for failure in failures:
         made.failed(failure, "a:1", "details", leader)
@@ -79,7 +79,7 @@ def test_one_try_leaves_time_to_ask_another_replica() -> None:
     ],
 )
 def test_overloaded_is_said_only_where_certainly_nothing_was_done(
-    calls: list[PartCall], error: type[PhotonError]
+    calls: list[Part], error: type[PhotonError]
 ) -> None:
     assert type(final_error(calls, 1.0, 1)) is error
 
@@ -91,10 +91,10 @@ def test_a_call_of_which_one_shard_was_committed_is_not_called_overloaded() -> N
 
 
 def test_what_was_misrouted_keeps_that_an_earlier_try_may_have_been_done() -> None:
-    unsure = PartCall(whole(bytes(32), bytes(16), 0))
+    unsure = whole(bytes(32), bytes(16), 0)
     unsure.failed(Failure.UNKNOWN, "a:1", "details", None)
     unsure.outcomes = bytes([4, 0])
-    settled, strays = split_strays(unsure, 4)
-    assert [one.outcomes for one in settled] == [b"\0"]
-    assert [(one.outcomes, one.misrouted) for one in strays] == [(None, True)]
-    assert type(final_error([*strays], 1.0, 1)) is UnavailableError
+    settled, stray = sort_out(unsure, 4, None)
+    assert (settled.outcomes, settled.misrouted) == (b"\0", False)
+    assert (stray.outcomes, stray.misrouted) == (None, True)
+    assert type(final_error([stray], 1.0, 1)) is UnavailableError

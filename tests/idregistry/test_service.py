@@ -367,6 +367,11 @@ def test_an_event_that_no_shard_may_take_yet_is_waited_for_and_then_the_reason_i
         return isinstance(raised.value, OverloadedError) and "resharding is under way" in str(raised.value)
 
     wait_until(is_told_why)
+    send, rounds = client._rounds._send, []
+    client._rounds._send = lambda *what: rounds.append(what) or send(*what)  # type: ignore[func-returns-value, method-assign]
+    with pytest.raises(UnavailableError):
+        client.commit(event_ids(1, 2, 3), same_times(3, START_US), token("a"))
+    assert len(rounds) < 12, "the shard is asked again after growing waits"
     assert client.commit(event_ids(1, 2, 3), same_times(3), token("a")) == bytes([WON] * 3)
     with ThreadPoolExecutor(1) as pool:
         patient = ensemble.client()

@@ -138,8 +138,8 @@ def client_of(world: World, turn: Any = lambda: None, lossy: bool = False) -> Re
     client = RegistryClient(["a:1"], 1e9, world.clock, random.Random(1))
     known = [world.configuration]
 
-    def send(_operation: Any, calls: Any, _targets: Any, _timeout_s: float) -> list[Any]:
-        return [answer(_operation.request(call.part)) for call in calls]
+    def send(operation: Any, parts: Any, _targets: Any, _timeout_s: float) -> list[Any]:
+        return [answer(operation.request(part)) for part in parts]
 
     def answer(request: Any) -> Any:
         turn()
