@@ -128,27 +128,32 @@ _SNAPSHOT_VERSION: Final = 4
 _CHUNK_BYTES: Final = 1 << 20
 
 
-class DirectoryState:
+class _Kept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
+    """What the log has made true, and a snapshot holds."""
+
+    view: View = msgspec.field(default_factory=View)
+    leases: dict[int, Lease] = {}
+    settings: bytes = b""
+    """Digest of what makes an event's identity, by the first joiner that said it; never changed."""
+    grants: int = 0
+    fences: list[int] = []
+    """In order; never changed but at its end. Raft thread only."""
+    time_us: int = BEGINNING
+    vanished: dict[int, str] = {}
+    """Incarnation -> address, where the lease ran out long ago and nobody has dismissed or fenced it."""
+    holds: dict[str, int] = {}
+    """Dispatcher -> the event time that the boundary must not pass for it."""
+
+
+class DirectoryState(_Kept, dict=True, eq=False):
     """Driven by the log (photon.raft.port.StateMachine), in the raft thread; `view` is for any thread."""
 
-    def __init__(self) -> None:
-        self.view = View()
-        self.leases: dict[int, Lease] = {}
-        self.settings = b""
-        """Digest of what makes an event's identity, by the first joiner that said it; never changed."""
-        self._grants = 0
-        self.vanished: dict[int, str] = {}
-        """Incarnation -> address, where the lease ran out long ago and nobody has dismissed or fenced it."""
-        self.fences: list[int] = []
-        """In order; never changed but at its end. Raft thread only."""
-        self.time_us = BEGINNING
+    def __post_init__(self) -> None:
         self.renewed: set[int] = set()
         """Incarnations whose lease was taken or renewed since this was last cleared; no part of the state."""
         self._fenced: set[int] = set()
-        self.holds: dict[str, int] = {}
-        """Dispatcher -> the event time that the boundary must not pass for it."""
         self.held_us: int | None = None
-        """The least of them."""
+        """The least of the holds."""
         self._rules: dict[type, Callable[[Any], object]] = {
             Found: self._found,
             Propose: self._propose,
@@ -305,8 +310,8 @@ class DirectoryState:
         if incarnation not in self.leases and len(self.leases) >= LEASES_MAX:
             return Rejected(f"{LEASES_MAX} joiners hold leases; wait until some have run out", busy=True)
         self.settings = self.settings or settings
-        self._grants += 1
-        self.leases[incarnation] = Lease(command.address, command.lease_us, self._grants)
+        self.grants += 1
+        self.leases[incarnation] = Lease(command.address, command.lease_us, self.grants)
         self.vanished.pop(incarnation, None)
         self.renewed.add(incarnation)
         return True
@@ -368,17 +373,7 @@ class DirectoryState:
 
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""
-        held = _Snapshot(
-            self.view,
-            self.leases,
-            self.settings,
-            self._grants,
-            self.fences,
-            self.time_us,
-            self.vanished,
-            self.holds,
-        )
-        data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(held)
+        data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(self)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
     def restore(self, chunks: Iterable[bytes]) -> None:
@@ -387,14 +382,13 @@ class DirectoryState:
         try:
             if data[:1] != bytes((_SNAPSHOT_VERSION,)):
                 raise ValueError(f"version {data[:1]!r}")
-            held = msgspec.msgpack.decode(data[1:], type=_Snapshot)
+            held = msgspec.msgpack.decode(data[1:], type=_Kept)
         except (msgspec.DecodeError, ValueError) as error:
             raise CorruptStateError(
                 f"a snapshot of the registry's directory can't be used ({error}); replace this replica"
             ) from error
-        self.view = held.view
-        self.leases, self.fences, self.time_us = held.leases, held.fences, held.time_us
-        self._grants, self.settings, self.vanished = held.grants, held.settings, held.vanished
+        for name in _Kept.__struct_fields__:
+            setattr(self, name, getattr(held, name))
         self._fenced = set(held.fences)
         self.renewed = set(held.leases)
         self._set_holds(held.holds)
@@ -417,17 +411,6 @@ def _busy(view: View) -> Rejected | None:
             busy=True,
         )
     return None
-
-
-class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    view: View
-    leases: dict[int, Lease]
-    settings: bytes
-    grants: int
-    fences: list[int]
-    time_us: int
-    vanished: dict[int, str]
-    holds: dict[str, int]
 
 
 # Names and times as strangers give them, and as messages show them.

@@ -236,9 +236,6 @@ class Counts:
         """bucket << 32 | holder ->"""
         self.total = 0
 
-    def __len__(self) -> int:
-        return len(self.tally.sums)
-
     def add(self, bucket: int, holder: int, token_us: int, sum_: Sum) -> None:
         """So many ids more in one bucket, with their hashes' sum; fewer if negative."""
         self.tally.add(bucket << _HOLDER_BITS | holder, window_of(token_us), sum_)

@@ -92,9 +92,6 @@ Numbers = npt.NDArray[np.intp]
 """Rows, by their places in columns."""
 Stamps = npt.NDArray[np.void]
 
-ROW_BYTES: Final = 8 + 8 + 4 + 4 + 8
-"""Of an id, with its token."""
-
 _SUB_SHIFT: Final = 56
 _HASH_MAX: Final = np.uint64((1 << 64) - 1)
 _CELL_IDS: Final = 4  # ids to an entry of the table; fewer steps or less memory

@@ -439,16 +439,6 @@ class ShardState:
             found[mine[number]] += ids
         return found
 
-    def memory(self) -> dict[str, int]:
-        """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""
-        facts = self._facts
-        others = {
-            "holders": len(facts.holders.names),
-            "buckets": len(facts.counts),
-            "fences": len(facts.fences),
-        }
-        return facts.table.memory() | others
-
     @property
     def ids(self) -> int:
         """How many are registered here; those that are only guarded are counted by another shard."""

@@ -18,7 +18,6 @@ and what in segments.
 """
 
 import struct
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice
@@ -32,14 +31,12 @@ import numpy.typing as npt
 from idregistry.rules.packing import (
     BUCKET_US,
     DEAD,
-    KEY_BYTES,
     SUBS,
     Counts,
     Encoded,
 )
 from idregistry.rules.segments import (
     GONE,
-    ROW_BYTES,
     STAMP_DTYPE,
     Columns,
     Cut,
@@ -60,8 +57,6 @@ from photon.core.errors import CorruptStateError
 
 One = TypeVar("One")
 Mask = npt.NDArray[np.bool_]
-
-_KEY_OBJECT: Final = sys.getsizeof(bytes(KEY_BYTES))
 
 FREEZE_IDS: Final = 1 << 20
 """So many recent ids are frozen at once: 0.1 GB of dicts, and few segments."""
@@ -150,8 +145,8 @@ def dead_in(segment: Segment, first_live: int) -> int:
 
 
 class IdTable:
-    """Key -> stamp, in dicts while ids are new, in segments later. `present`, `cut` and `memory` are for any
-    thread, the rest for the one that changes it.
+    """Key -> stamp, in dicts while ids are new, in segments later. `present` and `cut` are for any thread,
+    the rest for the one that changes it.
     """
 
     def __init__(self, frozen: Columns | None = None) -> None:
@@ -289,20 +284,6 @@ class IdTable:
         if dead < segment.ids * DEAD_SHARE:
             return None
         return Freezing(self._layout, (segment,), recent=False)
-
-    def memory(self) -> dict[str, int]:
-        """Bytes and ids, as reckoned (the dead among them). Any thread."""
-        layout = self._layout
-        recent = sum(map(len, layout.subs))
-        rows = sum(segment.ids for segment in layout.segments)
-        cells = sum(segment.columns.cells.nbytes for segment in layout.segments)
-        return {
-            "recent_ids": recent,
-            "recent_bytes": sum(map(sys.getsizeof, layout.subs)) + recent * _KEY_OBJECT,
-            "frozen_ids": rows,
-            "frozen_bytes": rows * ROW_BYTES + cells,
-            "segments": len(layout.segments),
-        }
 
 
 VERSION: Final = 6

@@ -26,7 +26,7 @@ from prometheus_client.metrics_core import Metric
 
 from photon.core.addresses import parts
 from photon.core.errors import AddressInUseError, PhotonError
-from photon.rpc.network import LOOPBACK, Network, Tls
+from photon.rpc.network import LOOPBACK, Network, Tls, reason_of
 from photon.rpc.servers import Complaints
 
 CONNECTIONS_MAX: Final = 8
@@ -151,9 +151,8 @@ def _why(error: BaseException | None) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not good: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        reason = (error.reason or str(error)).replace("_", " ").lower()
-        return f"TLS, which [tls] asks for, failed: {reason}"
-    return str(error) or type(error).__name__
+        return f"TLS, which [tls] asks for, failed: {reason_of(error)}"
+    return reason_of(error)
 
 
 Status = Mapping[str, Any]

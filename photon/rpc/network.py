@@ -74,14 +74,14 @@ class Tls:
             context.load_verify_locations(self.ca)
         except (OSError, ValueError) as error:
             raise SettingsError(
-                f"tls.ca: {self.ca}: holds no certificates ({_why(error)}); name a PEM file with the CA's"
+                f"tls.ca: {self.ca}: holds no certificates ({reason_of(error)}); name the CA's PEM file"
             ) from error
         try:
             context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
         except (OSError, ValueError) as error:
             raise SettingsError(
                 f"tls.cert, tls.key: {self.cert} and {self.key}: are no certificate and its key "
-                f"({_why(error)}); name PEM files that belong together, the key without a passphrase"
+                f"({reason_of(error)}); name PEM files that belong together, the key without a passphrase"
             ) from error
         return context
 
@@ -148,7 +148,7 @@ def _try(tls: Tls) -> float:
             f"take one that the CA in {tls.ca} has signed, valid now, for servers and for clients"
         ) from error
     except ssl.SSLError as error:
-        raise SettingsError(f"tls.cert: {tls.cert}: TLS fails with it ({_why(error)})") from error
+        raise SettingsError(f"tls.cert: {tls.cert}: TLS fails with it ({reason_of(error)})") from error
     except ValueError as error:
         raise SettingsError(f"tls.name: {tls.name!r} is no name of a host ({error})") from error
 
@@ -158,7 +158,8 @@ def _no_passphrase() -> str:
     raise ValueError("the key is encrypted")
 
 
-def _why(error: Exception) -> str:
+def reason_of(error: BaseException | None) -> str:
+    """In a few words."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return str(error) or type(error).__name__

@@ -3,6 +3,8 @@
 import hashlib
 from collections.abc import Iterable
 
+import numpy as np
+
 from idregistry.rules.commands import Commit, Configure, encode
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
@@ -78,3 +80,11 @@ def contents(state: ShardState) -> dict[bytes, bytes]:
             assert key not in held, "an id stands twice"
             held[key] = token
     return held
+
+
+def frozen(state: ShardState) -> tuple[int, int, int]:
+    """How many ids are in segments, the dead among them; how many segments there are, and their bytes."""
+    segments = state._facts.table._layout.segments
+    columns = [segment.columns for segment in segments]
+    arrays = [array for one in columns for array in vars(one).values() if isinstance(array, np.ndarray)]
+    return sum(segment.ids for segment in segments), len(segments), sum(array.nbytes for array in arrays)

@@ -33,6 +33,7 @@ from tests.idregistry.kit import (
     contents,
     event_id,
     event_ids,
+    frozen,
     new_state,
     one_shard,
     same_times,
@@ -354,13 +355,12 @@ def test_frozen_ids_take_under_40_bytes_and_what_is_expired_none() -> None:
     assert not state.tidy(), "too few, and too new"
     state.apply(encode(Boundary(NOW_US + 2 * idtable.FREEZE_AFTER_US, 0)))
     tidy_all(state)
-    memory = state.memory()
-    assert (memory["recent_ids"], memory["frozen_ids"]) == (0, 200_000)
-    assert memory["frozen_bytes"] < 40 * 200_000
+    ids, _, size = frozen(state)
+    assert ids == 200_000
+    assert size < 40 * 200_000
     state.apply(encode(Boundary(NOW_US, NOW_US + BUCKET_US)))
     tidy_all(state)
-    memory = state.memory()
-    assert (memory["frozen_ids"], memory["segments"], state.ids) == (0, 0, 0)
+    assert (*frozen(state), state.ids) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("at_a_time", [idtable.SUB_IDS_MAX, 2])
@@ -389,7 +389,7 @@ def test_a_segment_is_written_anew_when_a_quarter_of_it_is_dead(monkeypatch: pyt
     for hour in (1, 2, 3):
         state.apply(encode(Boundary(NOW_US, NOW_US + hour * BUCKET_US)))
         tidy_all(state)
-        kept.append(state.memory()["frozen_ids"])
+        kept.append(frozen(state)[0])
     assert kept == [50_000, 30_000, 20_000]
     assert len(contents(state)) == state.ids == 20_000
 
@@ -400,8 +400,8 @@ def test_segments_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         fill(state, 1000, NOW_US, number)
         tidy_all(state)
-        assert state.memory()["segments"] <= (number + 1).bit_length()
-    assert state.memory()["frozen_ids"] == len(contents(state)) == 100_000
+        assert frozen(state)[1] <= (number + 1).bit_length()
+    assert frozen(state)[0] == len(contents(state)) == 100_000
 
 
 @pytest.mark.long
