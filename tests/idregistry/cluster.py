@@ -28,6 +28,8 @@ class Cluster(Processes):
         self._forget_after_s = forget_after_s
         self.grpc: dict[str, str] = {}
         self.raft: dict[str, int] = {}
+        self.dialed = self.raft
+        """Where the others reach each replica's log."""
         self._settings = {"shards": shards, **settings}
         self._joining: set[str] = set()
         self._clients: list[RegistryClient] = []
@@ -51,7 +53,8 @@ class Cluster(Processes):
             given = {
                 "node": node,
                 "grpc": {name: address for name, address in self.grpc.items() if name in known},
-                "raft": {name: port for name, port in self.raft.items() if name in known},
+                "raft": self.raft[node],
+                "dialed": {name: port for name, port in self.dialed.items() if name in known},
                 "directory": str(self.directory / node),
                 "log": str(self.log(node)),
                 "settings": self._settings,

@@ -8,6 +8,7 @@ import numpy as np
 from idregistry.rules.commands import Commit, Configure, encode
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
+from idregistry.rules.surveys import Scanned
 from photon.core.columns import pack_times, split_ids
 from photon.core.fates import Committed
 from photon.core.ids import Token
@@ -72,14 +73,19 @@ def new_state(shard: int = 0, shards: int = 1) -> ShardState:
     return state
 
 
-def contents(state: ShardState) -> dict[bytes, bytes]:
-    """id -> token of all that is registered, as a scan tells it."""
+def told(pieces: Iterable[Scanned]) -> dict[bytes, bytes]:
+    """id -> token of all that a scan tells."""
     held: dict[bytes, bytes] = {}
-    for piece in state.scan():
+    for piece in pieces:
         for key, token in zip(split_ids(piece.ids), piece.tokens, strict=True):
             assert key not in held, "an id stands twice"
             held[key] = token
     return held
+
+
+def contents(state: ShardState) -> dict[bytes, bytes]:
+    """id -> token of all that is registered."""
+    return told(state.scan())
 
 
 def frozen(state: ShardState) -> tuple[int, int, int]:

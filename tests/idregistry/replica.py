@@ -19,7 +19,7 @@ from photon.rpc.network import LOOPBACK, Network, Tls
 
 
 def main(replica: dict[str, Any]) -> None:
-    node, grpc, raft = replica["node"], replica["grpc"], replica["raft"]
+    node, grpc = replica["node"], replica["grpc"]
     logging.basicConfig(
         filename=replica["log"], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
@@ -40,8 +40,8 @@ def main(replica: dict[str, Any]) -> None:
     me = Replica(
         node,
         grpc[node],
-        ("127.0.0.1", raft[node]),
-        {name: Row(name, "127.0.0.1", port, grpc[name]) for name, port in raft.items()},
+        ("127.0.0.1", replica["raft"]),
+        {name: Row(name, "127.0.0.1", port, grpc[name]) for name, port in replica["dialed"].items()},
         Path(replica["directory"]),
         b"test secret",
         joining=replica["joining"],

@@ -1,91 +1,48 @@
 """Real registry servers under chaos: killed, stopped, cut off; what their clients saw, as a history."""
 
 import contextlib
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
-from idregistry.client import RegistryClient
-from photon.core.clock import SystemClock
+import psutil
+
+from photon.core.columns import pack_times
 from photon.core.errors import PhotonError
 from photon.core.ids import Token
-from tests.ports import free_ports
+from tests.idregistry.cluster import NODES, Cluster
+from tests.idregistry.kit import told
 from tests.simulation.history import Act, Asked, Commit, Ended, History, Lookup, Told
 from tests.simulation.proxy import Proxy
+from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-NODES = ("a", "b", "c")
-_SETTINGS = {"shards": 1, "retention_days": 0}
 _TRY_S = 1.5
 _IDS = 400
 NO_BOUNDARY = -(1 << 63)
 
 
-class Servers:
+class Servers(Cluster):
     """Three processes, behind a proxy that knows who dials."""
 
     def __init__(self, directory: Path) -> None:
-        ports = free_ports(2 * len(NODES))
-        self.grpc = {node: f"127.0.0.1:{port}" for node, port in zip(NODES, ports, strict=False)}
-        self._raft = dict(zip(NODES, ports[len(NODES) :], strict=True))
-        self._directory = directory
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.proxy = Proxy(self._raft, self._who)
-
-    def start(self, node: str) -> None:
-        given = {
-            "node": node,
-            "grpc": self.grpc,
-            "raft_port": self._raft[node],
-            "dialed": self.proxy.ports,
-            "directory": str(self._directory / node),
-            "settings": _SETTINGS,
-        }
-        command = [sys.executable, "-m", "tests.simulation.registry_process", json.dumps(given)]
-        self.processes[node] = subprocess.Popen(command, cwd=ROOT)
-
-    def kill(self, node: str) -> None:
-        """SIGKILL, which ends a stopped one too."""
-        process = self.processes.pop(node)
-        process.kill()
-        process.wait()
-
-    def signal(self, node: str, number: int) -> None:
-        self.processes[node].send_signal(number)
+        super().__init__(directory, retention_days=0)
+        self.proxy = Proxy(self.raft, self._who)
+        self.dialed = self.proxy.ports
 
     def close(self) -> None:
         self.proxy.close()
-        for node in list(self.processes):
-            self.kill(node)
+        super().close()
 
     def _who(self, port: int) -> str | None:
         """Whose socket has this local port, by what the kernel says."""
-        wanted = f"0100007F:{port:04X}"
-        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        sockets = {f"socket:[{row[9]}]" for row in rows if row[1] == wanted}
-        for node, process in list(self.processes.items()):
-            if sockets & _links(Path(f"/proc/{process.pid}/fd")):
-                return node
+        for node in self.running:
+            with contextlib.suppress(psutil.Error):
+                sockets = psutil.Process(self.process(node).pid).net_connections("tcp4")
+                if any(one.laddr.port == port for one in sockets):
+                    return str(node)
         return None
-
-
-def _links(directory: Path) -> set[str]:
-    found = set()
-    try:
-        for path in directory.iterdir():
-            with contextlib.suppress(OSError):
-                found.add(os.readlink(path))
-    except OSError:
-        pass  # the process has ended
-    return found
 
 
 class Chaos:
@@ -108,14 +65,14 @@ class Chaos:
     def end(self) -> None:
         """Everything is mended."""
         self._servers.proxy.heal()
-        for node in list(self._stopped):
-            self._go_on(node)
+        self._servers.resume(*self._stopped)
+        self._stopped.clear()
         for node in NODES:
-            if node not in self._servers.processes:
+            if node not in self._servers.running:
                 self._servers.start(node)
 
     def _kill(self) -> None:
-        running = list(self._servers.processes)
+        running = self._servers.running
         if len(running) == len(NODES):
             node = self._rng.choice(running)
             self._stopped.discard(node)
@@ -123,17 +80,12 @@ class Chaos:
             self._servers.kill(node)
 
     def _stop(self) -> None:
-        running = [node for node in self._servers.processes if node not in self._stopped]
+        running = [node for node in self._servers.running if node not in self._stopped]
         if running:
             node = self._rng.choice(running)
             self.acts.append(f"stop {node}")
-            self._servers.signal(node, signal.SIGSTOP)
+            self._servers.pause(node)
             self._stopped.add(node)
-
-    def _go_on(self, node: str) -> None:
-        self._stopped.discard(node)
-        if node in self._servers.processes:
-            self._servers.signal(node, signal.SIGCONT)
 
     def _cut(self) -> None:
         alone = self._rng.choice(NODES)
@@ -188,8 +140,7 @@ class ClientThread(threading.Thread):
         self._rng = random.Random(number)
         self._recorder = recorder
         self._over = over
-        addresses = self._rng.sample(list(servers.grpc.values()), len(servers.grpc))
-        self._client = RegistryClient(addresses, _TRY_S, SystemClock(), self._rng)
+        self._client = servers.client(_TRY_S, self._rng.sample(NODES, len(NODES)))
         self._tokens = 0
         self.gave_up = threading.Event()
 
@@ -205,7 +156,6 @@ class ClientThread(threading.Thread):
             else:
                 self._commit(ids, times)
             time.sleep(0.005)
-        self._client.close()
 
     def _commit(self, ids: tuple[bytes, ...], times: tuple[int, ...]) -> None:
         self._tokens += 1
@@ -216,7 +166,7 @@ class ClientThread(threading.Thread):
             while True:
                 op = self._recorder.asked(act, op)
                 try:
-                    outcomes = self._client.commit(b"".join(ids), _column(times), token)
+                    outcomes = self._client.commit(b"".join(ids), pack_times(times), token)
                 except PhotonError:
                     if self.gave_up.is_set():
                         return
@@ -226,42 +176,19 @@ class ClientThread(threading.Thread):
 
     def _look(self, act: Lookup) -> None:
         try:
-            outcomes = self._client.lookup(b"".join(act.ids), _column(act.times))
+            outcomes = self._client.lookup(b"".join(act.ids), pack_times(act.times))
         except PhotonError:
             return
         self._recorder.told(self._recorder.asked(act), outcomes)
 
 
-def _column(times: tuple[int, ...]) -> bytes:
-    return b"".join(time_us.to_bytes(8, "little", signed=True) for time_us in times)
-
-
 def ended(servers: Servers, seconds: float) -> list[Ended]:
     """Each replica's ids and tokens, once all have applied the same."""
-    deadline = time.monotonic() + seconds
-    client = RegistryClient(list(servers.grpc.values()), 2.0, SystemClock(), random.Random(1))
-    try:
-        while True:
-            applied = {_applied(client, address) for address in servers.grpc.values()}
-            if len(applied) == 1 and None not in applied:
-                break
-            assert time.monotonic() < deadline, f"the replicas do not agree: {applied}"
-            time.sleep(0.1)
-        return [_end(client, node, address) for node, address in servers.grpc.items()]
-    finally:
-        client.close()
 
+    def all_agree() -> bool:
+        seen = [servers.shard_status(node) for node in NODES]
+        return all(seen) and len({(one["applied_index"], one["leader"]) for one in seen}) == 1
 
-def _applied(client: RegistryClient, address: str) -> Any:
-    try:
-        (status,) = client.status(address)["shards"]
-    except (PhotonError, ValueError):
-        return None
-    return status["applied_index"], status["leader"]
-
-
-def _end(client: RegistryClient, node: str, address: str) -> Ended:
-    held: dict[bytes, bytes] = {}
-    for piece in client.scan(0, address):
-        held.update((piece.ids[16 * at : 16 * at + 16], token) for at, token in enumerate(piece.tokens))
-    return Ended(node, held, NO_BOUNDARY, b"")
+    wait_until(all_agree, seconds)
+    client = servers.client()
+    return [Ended(node, told(client.scan(0, servers.grpc[node])), NO_BOUNDARY, b"") for node in NODES]

@@ -2,18 +2,17 @@
 package.
 """
 
-import struct
-
 from idregistry.rules import commands
 from idregistry.rules.commands import Configure
-from idregistry.rules.sharding import BEGINNING, Configuration, Interval, Route
+from idregistry.rules.sharding import BEGINNING, Route
 from idregistry.rules.state import ShardState
+from photon.core.columns import pack_times
 from photon.core.ids import Token
 from photon.raft.port import RaftLimits
+from tests.idregistry.kit import contents, one_shard
 from tests.simulation.history import Act, Commit, Fence, Lookup, Raise, Release
 
 _OWN = Route(BEGINNING, False)
-_WHOLE = Configuration(1, (Interval(BEGINNING, 1),))
 _BASE_US = 1_760_000_400_000_000  # the start of a bucket
 _STEP_US = 720_000_000  # between two ids: five a bucket of an hour
 _LIMITS = RaftLimits(
@@ -28,10 +27,6 @@ _LIMITS = RaftLimits(
 )
 
 
-def _column(times: tuple[int, ...]) -> bytes:
-    return struct.pack(f"<{len(times)}q", *times)
-
-
 class Registries:
     """`ShardState`, shard 0 of 1."""
 
@@ -41,7 +36,7 @@ class Registries:
 
     def machine(self) -> ShardState:
         state = ShardState(0)
-        state.apply(commands.encode(Configure(0, _WHOLE)))
+        state.apply(commands.encode(Configure(0, one_shard())))
         return state
 
     def time_us(self, number: int) -> int:
@@ -61,7 +56,7 @@ class Registries:
             case Fence(incarnations):
                 return commands.encode(commands.Fences(stamp, 0, incarnations))
             case Release(ids, times, token):
-                columns = b"".join(ids), _column(times)
+                columns = b"".join(ids), pack_times(times)
                 return commands.encode(commands.Release(stamp, [token], [len(ids)], *columns, [_OWN], False))
         wanted = [act for act in acts if isinstance(act, Commit)]
         return commands.encode(
@@ -70,7 +65,7 @@ class Registries:
                 [act.token for act in wanted],
                 [len(act.ids) for act in wanted],
                 b"".join(key for act in wanted for key in act.ids),
-                b"".join(_column(act.times) for act in wanted),
+                b"".join(pack_times(act.times) for act in wanted),
                 [_OWN] * len(wanted),
             )
         )
@@ -86,13 +81,10 @@ class Registries:
         return told
 
     def lookup(self, machine: ShardState, act: Lookup) -> tuple[int, ...]:
-        return tuple(machine.lookup(b"".join(act.ids), _column(act.times)))
+        return tuple(machine.lookup(b"".join(act.ids), pack_times(act.times)))
 
     def held(self, machine: ShardState) -> dict[bytes, bytes]:
-        held: dict[bytes, bytes] = {}
-        for piece in machine.scan():
-            held.update((piece.ids[16 * at : 16 * at + 16], token) for at, token in enumerate(piece.tokens))
-        return held
+        return contents(machine)
 
     def boundary_us(self, machine: ShardState) -> int:
         return machine.boundary_us

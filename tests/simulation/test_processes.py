@@ -2,8 +2,6 @@
 
 import random
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,8 @@ import pytest
 from tests.seeds import seeds
 from tests.simulation.checkers import check
 from tests.simulation.history import Told
-from tests.simulation.processes import NODES, Chaos, ClientThread, Recorder, Servers, ended
+from tests.simulation.processes import Chaos, ClientThread, Recorder, Servers, ended
+from tests.waiting import wait_until
 
 _CHAOS_S = 5.0
 _CLIENTS = 3
@@ -25,11 +24,10 @@ def test_killed_stopped_and_cut_off_servers_keep_every_promise(seed: int, tmp_pa
     chaos = Chaos(servers, random.Random(seed))
     clients = [ClientThread(number, servers, recorder, over) for number in range(_CLIENTS)]
     try:
-        for node in NODES:
-            servers.start(node)
+        servers.start()
         for client in clients:
             client.start()
-        _wait_for(lambda: _told(recorder) > 10, 20.0)
+        wait_until(lambda: _told(recorder) > 10, 20.0)
         chaos.run(_CHAOS_S)
         over.set()
         for client in clients:
@@ -48,10 +46,3 @@ def test_killed_stopped_and_cut_off_servers_keep_every_promise(seed: int, tmp_pa
 
 def _told(recorder: Recorder) -> int:
     return sum(isinstance(event, Told) for event in recorder.history)
-
-
-def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.05)

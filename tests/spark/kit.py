@@ -131,7 +131,8 @@ class RealRegistry:
         given = {
             "node": "r0",
             "grpc": {"r0": self.address},
-            "raft": {"r0": raft},
+            "raft": raft,
+            "dialed": {"r0": raft},
             "directory": str(directory / "r0"),
             "log": str(directory / "r0.log"),
             "settings": {"shards": shards, "replicas": 1, **settings},
