@@ -1,7 +1,6 @@
 """How far the others' clocks are from ours: asked over real gRPC (paper 2.3)."""
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent import futures
 
@@ -16,6 +15,7 @@ from photon.core.clock import ManualClock
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer, add_IdRegistryServicer_to_server
 from tests.idregistry.kit import NOW_US, new_state
+from tests.waiting import wait_until
 
 
 class Other(IdRegistryServicer):
@@ -55,11 +55,15 @@ class Watched:
         trusted_us = self.watch.trusted_us()
         return None if trusted_us is None else (trusted_us - NOW_US) / 1e6
 
+    def start(self) -> None:
+        """All are heard."""
+        for other in self.others.values():
+            other.open.set()
+        self.watch.start()
+        self.wait_for(20.0)
+
     def wait_for(self, ahead_s: float) -> None:
-        deadline = time.monotonic() + 60
-        while self.ahead_s() != ahead_s:
-            assert time.monotonic() < deadline, self.ahead_s()
-            time.sleep(0.005)
+        wait_until(lambda: self.ahead_s() == ahead_s, what=lambda: str(self.ahead_s()))
 
 
 @pytest.fixture
@@ -94,18 +98,12 @@ def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(wat
         def __contains__(self, name: object) -> bool:
             for other in watched.others.values():
                 other.open.set()
-            deadline = time.monotonic() + 60
-            while len(watched.watch._answers) < 5:
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
+            wait_until(lambda: len(watched.watch._answers) == 5)
             return super().__contains__(name)
 
     watched.others["r1"].open.set()
     watched.watch.start()
-    deadline = time.monotonic() + 60
-    while not watched.watch._answers:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: watched.watch._answers)
     watched.rows = Slow(watched.rows)
     watched.watch.trusted_us()
     watched.wait_for(20.0)
@@ -114,10 +112,7 @@ def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(wat
 @pytest.mark.parametrize("step_s", [72 * 3600.0, -72 * 3600.0])
 def test_a_step_of_the_own_clock_does_not_take_the_others_along(watched: Watched, step_s: float) -> None:
     """One step of a leader's clock would else expire all that is registered."""
-    for other in watched.others.values():
-        other.open.set()
-    watched.watch.start()
-    watched.wait_for(20.0)
+    watched.start()
     watched.clock.step(step_s)
     own_is_counted_ahead_s = 30.0 if step_s > 0 else 20.0
     assert watched.ahead_s() == own_is_counted_ahead_s
@@ -126,10 +121,7 @@ def test_a_step_of_the_own_clock_does_not_take_the_others_along(watched: Watched
 
 
 def test_nobody_goes_by_a_stepped_clock_when_the_others_fall_silent(watched: Watched) -> None:
-    for other in watched.others.values():
-        other.open.set()
-    watched.watch.start()
-    watched.wait_for(20.0)
+    watched.start()
     for other in watched.others.values():
         other.server.stop(0.0).wait()
     watched.clock.step(72 * 3600.0)
@@ -142,10 +134,7 @@ def test_nobody_goes_by_a_stepped_clock_when_the_others_fall_silent(watched: Wat
 
 def test_a_boundary_does_not_move_with_the_leaders_clock(watched: Watched) -> None:
     """A shard's housekeeping, with what the watch trusts."""
-    for other in watched.others.values():
-        other.open.set()
-    watched.watch.start()
-    watched.wait_for(20.0)
+    watched.start()
     state = new_state()
     wanted_us = NOW_US - DAY_US
 

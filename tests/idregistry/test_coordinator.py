@@ -28,7 +28,7 @@ from idregistry.rules.state import ShardState
 from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Settled
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
-from photon.raft.port import Members, Unknown
+from photon.raft.port import Members
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import NOW_US, OWN, event_ids, same_times
 
@@ -130,23 +130,21 @@ def commit(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
     return outcomes
 
 
-def test_the_first_leader_founds_the_registry_from_its_settings() -> None:
+def test_the_first_leader_founds_the_registry_from_its_settings_and_the_next_leaves_it() -> None:
     bench = Bench(shards=3)
-    assert bench.configuration.shards == 3
-    assert set(bench.state.view.replicas) == {"r0", "r1", "r2"}
-
-
-def test_the_first_leader_gives_the_registry_its_identity_and_the_next_leaves_it() -> None:
-    bench = Bench()
-    assert bench.state.view.identity == IDENTITY
+    view = bench.state.view
+    assert (bench.configuration.shards, view.identity, set(view.replicas)) == (
+        3,
+        IDENTITY,
+        {"r0", "r1", "r2"},
+    )
     another = Found(0, 2, ROWS, bytes(16))
     proposed = len(bench.log.proposed)
     next_one = Coordinator(
         bench.state, another, Registry(), bench.clock, lambda: None, bench.hosting, lambda: None
     )
     next_one.on_tick(bench.log)
-    assert len(bench.log.proposed) == proposed
-    assert bench.state.view.identity == IDENTITY
+    assert (len(bench.log.proposed), bench.state.view) == (proposed, view)
 
 
 def test_a_resharding_is_adopted_when_the_last_shard_has_prepared() -> None:
@@ -378,21 +376,6 @@ def test_who_asks_too_late_or_elsewhere_is_told_so() -> None:
     assert bench.state.fences == []
 
 
-def test_an_outcome_that_is_lost_is_unknown() -> None:
-    bench = Bench()
-    bench.log.held = True
-    answers: list[Answer] = []
-    bench.coordinator.offer(Ask(Fence(0, 7, 0), 100.0, answers.append))
-    bench.tick()
-    bench.log.forget_held()
-    assert answers == [Unknown()]
-
-
-def test_a_rejected_command_is_answered_with_its_reason() -> None:
-    rejected = Bench().decided(Propose(0, 2, 0, 0))
-    assert isinstance(rejected, Rejected)
-
-
 # --- what a shard's leader does with it
 
 
@@ -414,12 +397,6 @@ def test_a_shard_takes_a_table_before_it_prepares_for_the_next() -> None:
     assert bench.state.view.version == 2
     bench.reshard(3, start_us=NOW_US + 60 * SECOND_US)
     assert bench.catch_up(bench.state_of(0)) == [Configure, Prepare]
-
-
-def test_a_shard_prepares_once() -> None:
-    bench = Bench()
-    bench.reshard(3)
-    assert bench.catch_up(bench.state_of(0)) == [Prepare]
 
 
 def test_more_shards_than_a_replica_can_have_open_are_refused() -> None:

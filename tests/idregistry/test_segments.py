@@ -1,13 +1,11 @@
 """An id's form in memory: nothing of it is lost, and in segments every one is found and no other."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules.packing import FEW, SUBS, Encoded, split_keys, unhash_ids
+from idregistry.rules.packing import FEW, SUBS, unhash_ids
 from idregistry.rules.segments import STAMP_DTYPE, Columns, Rows, Segment, array_of, in_order
 from photon.core.columns import hash_ids
 
@@ -49,29 +47,6 @@ def test_every_row_is_found_and_nothing_else(
         assert found == ([wanted] * times if wanted in ids else [])
 
 
-@settings(deadline=None)
-@given(IDS)
-def test_columns_that_are_indexed_at_once_are_as_those_that_were_filled_sub_by_sub(
-    ids: list[tuple[int, int]],
-) -> None:
-    filled = segment_of(ids).columns
-    columns = Columns(len(ids))
-    columns.extend(Rows(filled.hashes[:-1], filled.tails[:-1], np.zeros(len(ids), STAMP_DTYPE)))
-    columns.index_all()
-    assert columns.cells.tolist() == filled.cells.tolist()
-
-
-@settings(deadline=None)
-@given(IDS)
-def test_the_bounds_divide_the_rows_by_their_first_byte(ids: list[tuple[int, int]]) -> None:
-    segment = segment_of(ids)
-    bounds = segment.bounds()
-    subs = (segment.columns.hashes[: segment.stop] >> np.uint64(56)).tolist()
-    assert [subs[start:end] for start, end in pairwise(bounds)] == [
-        [sub] * subs.count(sub) for sub in range(SUBS)
-    ]
-
-
 def test_a_large_array_is_as_any_other() -> None:
     for rows in (0, 1, 1 << 20):
         array = array_of(rows, np.uint32)
@@ -83,33 +58,6 @@ def test_a_large_array_is_as_any_other() -> None:
 
 
 IDS = st.lists(st.binary(min_size=16, max_size=16), max_size=3 * FEW).map(b"".join)
-
-
-@settings(deadline=None)
-@given(IDS)
-def test_the_hash_of_an_id_is_turned_back(ids: bytes) -> None:
-    batch = Encoded(ids)
-    assert (batch.hashes == hash_ids(ids)).all()
-    assert unhash_ids(batch.hashes, batch.tails) == ids
-
-
-@settings(deadline=None)
-@given(IDS)
-def test_few_ids_and_many_are_encoded_alike(ids: bytes) -> None:
-    whole = Encoded(ids)
-    each = [Encoded(ids[at : at + 16]) for at in range(0, len(ids), 16)]
-    many = Encoded(ids * (FEW + 1))
-    assert whole.keys == tuple(one.keys[0] for one in each) == many.keys[: whole.count]
-    assert whole.subs == b"".join(one.subs for one in each) == many.subs[: whole.count]
-
-
-@settings(deadline=None)
-@given(IDS)
-def test_sub_dict_and_key_together_are_the_id(ids: bytes) -> None:
-    batch = Encoded(ids)
-    for row, (sub, key) in enumerate(zip(batch.subs, batch.keys, strict=True)):
-        hashes, tails = split_keys(sub, [key])
-        assert unhash_ids(hashes, tails) == ids[16 * row : 16 * row + 16]
 
 
 @settings(deadline=None)

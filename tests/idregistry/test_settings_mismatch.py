@@ -22,21 +22,6 @@ def keep(incarnation: int, settings: bytes = b"") -> KeepAlive:
     return KeepAlive(NOW_US, incarnation, "j:1", 10**6, settings)
 
 
-def test_the_first_settings_that_are_told_are_those_of_all() -> None:
-    """Two joiners that make other ids of the same events would join each of them twice."""
-    directory = Directory()
-    assert directory.put(keep(1)) is True, "it makes no ids"
-    assert directory.state.settings == b""
-    assert directory.put(keep(2, OURS)) is True
-    assert directory.put(keep(3, OTHERS)) == Mismatched()
-    assert directory.put(keep(3, OTHERS)) == Mismatched(), "nor ever"
-    assert directory.put(keep(2, OTHERS)) == Mismatched(), "whatever it had before"
-    for incarnation, told in ((2, OURS), (3, OURS), (1, b"")):
-        assert directory.put(keep(incarnation, told)) is True
-    assert directory.state.settings == OURS
-    assert sorted(directory.state.leases) == [1, 2, 3]
-
-
 def test_who_is_refused_holds_no_lease_and_founds_nothing() -> None:
     directory = Directory()
     directory.put(Fence(NOW_US, 7, 0))

@@ -144,15 +144,6 @@ def test_a_batch_stops_at_batch_ids_max() -> None:
     assert len(bench.log.proposed) == 3
 
 
-def test_overload_is_refused_at_once_and_nothing_is_done() -> None:
-    bench = Bench(queue_ids_max=3)
-    assert bench.offer("a", [1, 2]) is None
-    assert isinstance(bench.offer("b", [3, 4]), Overloaded)
-    bench.tick()
-    assert bench.shard.state.ids == 2
-    assert "b" not in bench.answers
-
-
 def test_who_asks_a_follower_is_sent_to_the_leader() -> None:
     bench = Bench()
     bench.offer("a", [1])
@@ -343,14 +334,6 @@ def test_the_boundary_waits_for_the_oldest_event_of_every_dispatcher() -> None:
     assert bench.shard.state.boundary_us == bench.clock.now_us() - DAY_US
 
 
-def test_a_leader_whose_clock_is_far_ahead_goes_by_the_clocks_of_the_majority() -> None:
-    bench = Bench(retention_days=1.0)
-    bench.reached_us = NOW_US - 10 * SECOND_US
-    bench.clock.advance(1e6)
-    bench.tick()
-    assert bench.shard.state.boundary_us == bench.reached_us - DAY_US
-
-
 @pytest.mark.parametrize(
     ("offsets", "replicas", "reached"),
     [
@@ -393,23 +376,6 @@ def test_no_minimum_batch() -> None:
     assert queue.take(0.0, 1000, BATCH_BYTES_MAX) == [alone]
 
 
-def test_a_batch_takes_all_that_waits() -> None:
-    queue = line(100)
-    requests = [request(n) for n in (1, 5, 3)]
-    assert not any(map(queue.offer, requests))
-    assert queue.take(0.0, 1000, BATCH_BYTES_MAX) == requests
-    assert (len(queue), queue.weight) == (0, 0)
-
-
-def test_a_request_larger_than_a_batch_still_goes() -> None:
-    queue = line(100)
-    large, small = request(50), request(1)
-    queue.offer(large)
-    queue.offer(small)
-    assert queue.take(0.0, 10, BATCH_BYTES_MAX) == [large]
-    assert queue.take(0.0, 10, BATCH_BYTES_MAX) == [small]
-
-
 def test_a_full_queue_refuses_but_an_empty_one_takes_any_request() -> None:
     queue = line(10)
     assert queue.offer(request(50)) is None
@@ -418,16 +384,6 @@ def test_a_full_queue_refuses_but_an_empty_one_takes_any_request() -> None:
     assert queue.offer(request(9)) is None
     assert queue.offer(request(1)) is None
     assert queue.offer(request(1)) == Overloaded("10 wait")
-
-
-def test_what_is_past_its_deadline_is_dropped_before_it_is_proposed() -> None:
-    queue = line(100)
-    answers: list[Answer] = []
-    late, fine = request(2, 1.0, answers.append), request(3, 2.0)
-    queue.offer(late)
-    queue.offer(fine)
-    assert queue.take(1.0, 100, BATCH_BYTES_MAX) == [fine]
-    assert answers == [Overloaded("late")]
 
 
 def test_many_small_requests_with_long_tokens_stay_within_the_logs_bound() -> None:
@@ -464,7 +420,8 @@ def test_no_request_is_lost_doubled_or_overtaken(sizes, ids_max, queue_max, rng)
             assert all(r.deadline > 1.0 for r in batch)
             assert len(batch) <= 1 or sum(r.weight for r in batch) <= ids_max
             out += batch
-    out += queue.take(1.0, 10**6, BATCH_BYTES_MAX)
+    while len(queue):  # a request larger than a batch still goes
+        out += queue.take(1.0, ids_max, BATCH_BYTES_MAX)
     assert [id(r) for r in out] == [id(r) for r in put if r.deadline > 1.0]
     assert len(late) == sum(r.deadline <= 1.0 for r in put)
     assert (len(queue), queue.weight) == (0, 0)
