@@ -1,6 +1,7 @@
 """Three real replica processes that can be killed and started again."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,17 @@ class Cluster(Processes):
             }
             self._processes[node] = Child(replica.main, given, told=self.log(node))
 
-    def join(self, node: str) -> None:
-        """Start an empty replica at an address of its own, which waits to take another's place."""
+    def join(self, node: str) -> tuple[str, str]:
+        """Start an empty replica, which waits for another's place; its addresses: of its log, and gRPC."""
         self._give_ports(node)
         self._joining.add(node)
         self.start(node)
+        return f"127.0.0.1:{self.raft[node]}", self.grpc[node]
+
+    def lose(self, node: str) -> None:
+        """The machine is gone, disk and all."""
+        self.kill(node)
+        shutil.rmtree(self.directory / node)
 
     def close(self) -> None:
         for client in self._clients:

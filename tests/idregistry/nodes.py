@@ -4,6 +4,8 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+
 from idregistry.client import RegistryClient
 from idregistry.coordinator import Coordinator
 from idregistry.hosting import Hosted
@@ -18,7 +20,8 @@ from idregistry.service import WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from photon.core.clock import SystemClock
 from photon.core.settings import Registry
-from photon.rpc.idregistry_pb2_grpc import add_IdRegistryServicer_to_server
+from photon.rpc.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
+from photon.rpc.network import LOOPBACK
 from photon.rpc.servers import Server
 from tests.idregistry.fake_log import FakeLog, Turner
 from tests.waiting import wait_until
@@ -56,7 +59,14 @@ class Node:
         self.rpc.start()
         self.turner.start()
         self.address = self.rpc.listen
+        self._channel: grpc.Channel | None = None
         rows[name] = Row(name, "127.0.0.1", 1, self.address)
+
+    @property
+    def stub(self) -> IdRegistryStub:
+        if self._channel is None:
+            self._channel = LOOPBACK.open(self.address)
+        return IdRegistryStub(self._channel)  # type: ignore[no-untyped-call]
 
     @property
     def shards(self) -> list[Shard]:
@@ -67,6 +77,8 @@ class Node:
         return [one.log for one in self.hosted.values()]  # type: ignore[misc]
 
     def stop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
         self.rpc.stop(0.0)
         self.turner.close()
 

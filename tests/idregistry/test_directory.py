@@ -21,6 +21,7 @@ from idregistry.rules.commands import (
     Found,
     Gone,
     KeepAlive,
+    Mismatched,
     Propose,
     Rejected,
     Replace,
@@ -329,6 +330,63 @@ def test_a_fence_holds_for_ever_and_comes_only_after_the_last_renewal(
             grants[incarnation] = 0 if ended else grants[incarnation]
         assert directory.state.fences == fenced
         assert sorted(directory.state.leases) == [n for n in range(3) if grants[n]]
+
+
+# --- the settings by which joiners make ids of events: where they differ, an event would be joined twice
+
+OURS, OTHERS = b"a" * 16, b"b" * 16
+
+
+def keep(incarnation: int, settings: bytes = b"") -> KeepAlive:
+    return KeepAlive(NOW_US, incarnation, "j:1", 10**6, settings)
+
+
+def test_who_is_refused_holds_no_lease_and_founds_nothing() -> None:
+    directory = Directory()
+    directory.put(Fence(NOW_US, 7, 0))
+    assert directory.put(keep(7, b"f" * 16)) is False, "fenced"
+    assert directory.state.settings == b""
+    directory.put(keep(2, OURS))
+    grants = directory.state.leases[2].grant
+    directory.put(keep(3, OTHERS))
+    assert list(directory.state.leases) == [2]
+    directory.put(keep(2, OURS))
+    assert directory.state.leases[2].grant == grants + 1
+
+
+def test_the_settings_stay_when_no_joiner_is_left_and_in_snapshots() -> None:
+    directory = Directory()
+    directory.put(keep(2, OURS))
+    assert directory.put(EndLease(NOW_US, 2, directory.state.leases[2].grant)) is True
+    copy = DirectoryState()
+    copy.restore(list(directory.state.freeze()))
+    for state in (directory.state, copy):
+        assert state.leases == {}
+        assert state.apply(encode(keep(3, OTHERS))) == Mismatched()
+        assert state.apply(encode(keep(3, OURS))) is True
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"", OURS, OTHERS])), max_size=20),
+    st.integers(0, 20),
+)
+def test_all_replicas_refuse_the_same_whether_they_replay_or_restore(
+    asked: list[tuple[int, bytes]], restored_at: int
+) -> None:
+    leader, follower = Directory(), Directory()
+    answers = []
+    for number, (incarnation, told) in enumerate(asked):
+        if number == restored_at:
+            fresh = DirectoryState()
+            fresh.restore(list(leader.state.freeze()))
+            follower.state = fresh
+        answers.append(leader.put(keep(incarnation, told)))
+        assert follower.put(keep(incarnation, told)) == answers[-1]
+    first = next((told for _, told in asked if told), b"")
+    assert leader.state.settings == first
+    assert answers == [True if told in (b"", first) else Mismatched() for _, told in asked]
+    assert list(leader.state.freeze()) == list(follower.state.freeze())
 
 
 # --- any sequence

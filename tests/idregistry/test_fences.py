@@ -9,8 +9,6 @@ from idregistry.service import FENCES_WAITING_MAX
 from photon.core.errors import UnavailableError
 from photon.core.ids import Token
 from photon.rpc import idregistry_pb2 as pb
-from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
-from photon.rpc.network import LOOPBACK
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import FENCED, event_ids, same_times
 from tests.idregistry.nodes import Ensemble, Node
@@ -42,9 +40,7 @@ def node(ensemble: Ensemble) -> Node:
 
 
 def fence(node: Node, timeout_s: float) -> pb.FenceResponse:
-    with LOOPBACK.open(node.address) as channel:
-        stub = IdRegistryStub(channel)  # type: ignore[no-untyped-call]
-        return stub.Fence(pb.FenceRequest(incarnation=7), timeout=timeout_s)  # type: ignore[no-any-return]
+    return node.stub.Fence(pb.FenceRequest(incarnation=7), timeout=timeout_s)
 
 
 def test_a_shard_that_does_not_commit_leaves_it_unknown_until_it_does(ensemble: Ensemble, node: Node) -> None:
@@ -72,12 +68,9 @@ def test_a_shard_that_is_not_open_here_is_waited_for(node: Node) -> None:
 
 def test_fences_that_wait_leave_room_for_everything_else(node: Node) -> None:
     node.logs[3].held = True
-    with LOOPBACK.open(node.address) as channel:
-        stub = IdRegistryStub(channel)  # type: ignore[no-untyped-call]
-        calls = [stub.Fence.future(pb.FenceRequest(incarnation=7), timeout=1.5) for _ in range(30)]
-        assert not stub.KeepAlive(
-            pb.KeepAliveRequest(address="j:1", incarnation=8, lease_s=1.0), timeout=1.0
-        ).fenced
-        codes = [call.code() for call in calls]
+    calls = [node.stub.Fence.future(pb.FenceRequest(incarnation=7), timeout=1.5) for _ in range(30)]
+    renewal = pb.KeepAliveRequest(address="j:1", incarnation=8, lease_s=1.0)
+    assert not node.stub.KeepAlive(renewal, timeout=1.0).fenced
+    codes = [call.code() for call in calls]
     refused = codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED)
     assert refused == 30 - FENCES_WAITING_MAX

@@ -4,9 +4,7 @@ One registry is told from another by its identity, which stays for its whole lif
 """
 
 import random
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -31,16 +29,11 @@ def names(cluster: Cluster) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_dead_replica_is_replaced_by_an_empty_one_and_then_another_may_die(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_dead_replica_is_replaced_by_an_empty_one_and_then_another_may_die(cluster: Cluster) -> None:
     load = Load([cluster.client(5.0) for _ in range(2)], pause_s=0.01)
     load.wait_for(20)
-    cluster.kill("r1")
-    shutil.rmtree(tmp_path / "r1")
-    cluster.join("r3")
-    admin = cluster.client(10.0)
-    admin.replace("r1", "r3", f"127.0.0.1:{cluster.raft['r3']}", cluster.grpc["r3"])
+    cluster.lose("r1")
+    cluster.client(10.0).replace("r1", "r3", *cluster.join("r3"))
     wait_until(lambda: names(cluster) == ["r0", "r2", "r3"])
     load.wait_for(10)
     for shard in range(2):
@@ -68,8 +61,7 @@ def test_a_replacement_with_a_wrong_address_is_cancelled_and_another_is_made(clu
     assert cancelled.returncode == 0, cancelled.stderr
     assert "done: the replicas are r0, r1, r2" in cancelled.stdout
     cluster.kill("r1")
-    cluster.join("r4")
-    admin.replace("r1", "r4", f"127.0.0.1:{cluster.raft['r4']}", cluster.grpc["r4"])
+    admin.replace("r1", "r4", *cluster.join("r4"))
     wait_until(lambda: names(cluster) == ["r0", "r2", "r4"])
     with pytest.raises(UsageError, match="no replacement by a replica 'r5' is under way"):
         admin.cancel_replacement("r5")
@@ -83,9 +75,8 @@ def test_a_living_replica_is_moved_to_another_machine_one_at_a_time(cluster: Clu
     load = Load([cluster.client(5.0)], pause_s=0.01)
     load.wait_for(10)
     old = cluster.leader(0)
-    cluster.join("r3")
+    where = cluster.join("r3")
     admin = cluster.client(10.0)
-    where = (f"127.0.0.1:{cluster.raft['r3']}", cluster.grpc["r3"])
     with pytest.raises(UsageError, match="no replica 'r9'"):
         admin.replace("r9", "r3", *where)
     with pytest.raises(UsageError, match="never used before"):
@@ -102,13 +93,10 @@ def test_a_living_replica_is_moved_to_another_machine_one_at_a_time(cluster: Clu
 
 
 @pytest.mark.long
-def test_a_replica_that_lost_its_disk_is_refused_and_told_what_to_do(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_replica_that_lost_its_disk_is_refused_and_told_what_to_do(cluster: Cluster) -> None:
     load = Load([cluster.client(5.0)], pause_s=0.01)
     load.wait_for(10)
-    cluster.kill("r1")
-    shutil.rmtree(tmp_path / "r1")
+    cluster.lose("r1")
     cluster.start("r1")
     wait_until(lambda: "replace" in cluster.said("r0") and "lost its disk" in cluster.said("r0"))
     load.wait_for(10)
@@ -130,7 +118,7 @@ def of_each(cluster: Cluster, *nodes: str) -> set[str]:
 
 @pytest.mark.long
 def test_all_replicas_tell_the_same_after_restarts_elsewhere_a_resharding_and_a_replacement(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster,
 ) -> None:
     identity = cluster.client().identity()
     assert len(bytes.fromhex(identity)) == 16
@@ -140,20 +128,17 @@ def test_all_replicas_tell_the_same_after_restarts_elsewhere_a_resharding_and_a_
     cluster.start()
     assert cluster.client().identity() == identity
     assert cluster.client().reshard(3).adopted
-    cluster.kill("r1")
-    shutil.rmtree(tmp_path / "r1")
-    cluster.join("r3")
-    cluster.client().replace("r1", "r3", f"127.0.0.1:{cluster.raft['r3']}", cluster.grpc["r3"])
+    cluster.lose("r1")
+    cluster.client().replace("r1", "r3", *cluster.join("r3"))
     wait_until(lambda: names(cluster) == ["r0", "r2", "r3"])
     assert of_each(cluster, "r0", "r2", "r3") == {identity}
 
 
 @pytest.mark.long
-def test_a_registry_founded_anew_at_the_same_addresses_is_another(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_registry_founded_anew_at_the_same_addresses_is_another(cluster: Cluster) -> None:
     identity = cluster.client().identity()
-    cluster.kill()
     for node in NODES:
-        shutil.rmtree(tmp_path / node)
+        cluster.lose(node)
     cluster.start()
     assert cluster.client().identity() != identity
 

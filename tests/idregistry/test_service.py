@@ -31,11 +31,15 @@ from idregistry.service import (
 )
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
-from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
+from photon.core.errors import (
+    NoQuorumError,
+    OverloadedError,
+    SettingsMismatchError,
+    UnavailableError,
+    UsageError,
+)
 from photon.core.fates import Registered
 from photon.rpc import idregistry_pb2 as pb
-from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
-from photon.rpc.network import LOOPBACK
 from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, WON, event_id, event_ids, same_times, token
 from tests.idregistry.nodes import Ensemble
 from tests.waiting import wait_until
@@ -179,9 +183,8 @@ def test_overload_is_refused_and_the_client_says_that_nothing_was_done(ensemble:
 def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
     node = ensemble.leading()
     node.logs[0].held = True
-    stub = IdRegistryStub(LOOPBACK.open(node.address))
     calls = [
-        stub.Commit.future(
+        node.stub.Commit.future(
             pb.CommitRequest(ids=event_ids(n), times=same_times(1), token=token("a")), timeout=20
         )
         for n in range(COMMITS_OF_A_SHARD_MAX)
@@ -199,7 +202,6 @@ def test_commits_that_wait_for_one_shard_leave_room_for_the_others(ensemble: Ens
     """Shard 0 has lost its majority; clients ask for it again and again."""
     node = ensemble.leading(shards=2, request_timeout_s=20.0)
     node.logs[0].held = True
-    stub = IdRegistryStub(LOOPBACK.open(node.address))
 
     def of_shard(shard: int, count: int) -> bytes:
         ids = (event_id(n) for n in itertools.count())
@@ -207,13 +209,13 @@ def test_commits_that_wait_for_one_shard_leave_room_for_the_others(ensemble: Ens
 
     ids, times = of_shard(0, 1), same_times(1)
     calls = [
-        stub.Commit.future(pb.CommitRequest(ids=ids, times=times, token=token("a")), timeout=20)
+        node.stub.Commit.future(pb.CommitRequest(ids=ids, times=times, token=token("a")), timeout=20)
         for n in range(COMMITS_WAITING_MAX)
     ]
     refused = COMMITS_WAITING_MAX - COMMITS_OF_A_SHARD_MAX
     wait_until(lambda: sum(call.done() for call in calls) == refused)
     asked = pb.CommitRequest(shard=1, ids=of_shard(1, 1), times=times, token=token("a"))
-    assert stub.Commit(asked, timeout=20).outcomes == bytes([WON])
+    assert node.stub.Commit(asked, timeout=20).outcomes == bytes([WON])
     node.logs[0].held = False
     wait_until(lambda: node.logs[0].apply_held() or all(call.done() for call in calls))
     said = Counter(call.code() for call in calls)
@@ -231,7 +233,6 @@ def test_slots_are_shared_by_whoever_asks() -> None:
 
 def test_a_strangers_malformed_requests_are_refused(ensemble: Ensemble) -> None:
     node = ensemble.leading()
-    stub = IdRegistryStub(LOOPBACK.open(node.address))
     good = token("a")
     for commit, mistake in (
         (pb.CommitRequest(ids=bytes(15), times=bytes(8), token=good), "no multiple of 16"),
@@ -241,10 +242,35 @@ def test_a_strangers_malformed_requests_are_refused(ensemble: Ensemble) -> None:
         (pb.CommitRequest(ids=bytes(16), times=bytes(8), token=bytes(5000)), "not a joiner's token"),
         (pb.CommitRequest(ids=bytes(16 * 65537), times=bytes(8 * 65537), token=good), "at most 65536"),
     ):
-        assert_refused(lambda commit=commit: stub.Commit(commit, timeout=5), mistake)  # type: ignore[misc]
-    assert_refused(lambda: stub.Lookup(pb.LookupRequest(ids=bytes(15), times=bytes(8)), timeout=5), "of 16")
-    assert_refused(lambda: stub.Lookup(pb.LookupRequest(ids=bytes(16), times=b""), timeout=5), "expected 1")
+        assert_refused(lambda commit=commit: node.stub.Commit(commit, timeout=5), mistake)  # type: ignore[misc]
+    assert_refused(
+        lambda: node.stub.Lookup(pb.LookupRequest(ids=bytes(15), times=bytes(8)), timeout=5), "of 16"
+    )
+    assert_refused(
+        lambda: node.stub.Lookup(pb.LookupRequest(ids=bytes(16), times=b""), timeout=5), "expected 1"
+    )
     assert node.shards[0].state.ids == 0
+
+
+def test_a_digest_of_settings_of_another_length_is_refused(ensemble: Ensemble) -> None:
+    """Commands have a size that no caller may burst."""
+    node = ensemble.leading()
+    for told in (b"a" * 15, b"a" * 17, bytes(1 << 20)):
+        request = pb.KeepAliveRequest(address="j:1", incarnation=8, lease_s=1.0, settings=told)
+        assert_refused(lambda request=request: node.stub.KeepAlive(request, timeout=5), "a digest")  # type: ignore[misc]
+    assert node.directory.settings == b""
+
+
+def test_the_client_is_told_that_its_settings_are_not_those_of_the_registry(ensemble: Ensemble) -> None:
+    node, client = ensemble.leading(), ensemble.client()
+    client.keep_alive("j:1", 1, 2.0, b"a" * 16)
+    with pytest.raises(SettingsMismatchError, match=r"ids\.key and all .* founded with others") as raised:
+        client.keep_alive("j:2", 2, 2.0, b"b" * 16)
+    assert "\n" not in str(raised.value)
+    assert raised.value.exit_status == 2
+    assert list(node.directory.leases) == [1]
+    client.keep_alive("j:1", 1, 2.0, b"a" * 16)
+    client.keep_alive("j:3", 3, 2.0)  # it makes no ids
 
 
 def assert_refused(call: Callable[[], object], mistake: str) -> None:
@@ -472,13 +498,12 @@ def test_lookups_beyond_the_bound_wait_for_their_turn_and_no_longer_than_their_c
 
     monkeypatch.setattr(state, "lookup", lookup)
     request = pb.LookupRequest(ids=event_ids(1), times=same_times(1))
-    with grpc.insecure_channel(node.address) as channel, ThreadPoolExecutor(LOOKUPS_MAX + 2) as callers:
-        stub = IdRegistryStub(channel)
-        calls = [callers.submit(stub.Lookup, request, timeout=30) for _ in range(LOOKUPS_MAX + 1)]
+    with ThreadPoolExecutor(LOOKUPS_MAX + 2) as callers:
+        calls = [callers.submit(node.stub.Lookup, request, timeout=30) for _ in range(LOOKUPS_MAX + 1)]
         for _ in range(LOOKUPS_MAX):
             assert busy.acquire(timeout=60)
         with pytest.raises(grpc.RpcError):
-            stub.Lookup(request, timeout=0.2)
+            node.stub.Lookup(request, timeout=0.2)
         going_on.set()
         assert {bytes(call.result().outcomes) for call in calls} == {b"\0"}
     assert most[1] == LOOKUPS_MAX

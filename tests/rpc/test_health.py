@@ -2,7 +2,7 @@
 
 import socket
 import threading
-import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import grpc
@@ -17,6 +17,7 @@ from photon.rpc.joiner_pb2_grpc import JoinerServicer, JoinerStub, add_JoinerSer
 from photon.rpc.network import LOOPBACK
 from photon.rpc.servers import HEALTH_POLL_S, Server
 from tests.health import NOT_SERVING, SERVING, await_health, health
+from tests.waiting import wait_until
 
 NAME = "photon.joiner.v1.Joiner"
 
@@ -59,14 +60,21 @@ def test_a_server_says_at_once_and_again_and_again_whether_it_can_work(server, s
     await_health(NOT_SERVING, server.listen, service)
 
 
+@contextmanager
+def watched(server, timeout=60):
+    """A channel to it, and a watch that has heard that it serves."""
+    with LOOPBACK.open(server.listen) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=timeout)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        yield channel, watch
+
+
 def test_who_watches_is_told_within_half_a_second(server):
     able = [True]
     server.serve_while(lambda: able[0])
     server.start()
     assert HEALTH_POLL_S < 0.5
-    with LOOPBACK.open(server.listen) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    with watched(server) as (_, watch):
         able[0] = False
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -90,18 +98,20 @@ def test_a_server_whose_word_changes_while_watchers_come_and_go_never_stands_sti
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 60
-    while min(seen) < 100:
-        assert time.monotonic() < deadline, f"it stands still after {seen} watches"
+
+    def many_have_come() -> bool:
         server.set_serving(False)
         server.set_serving(True)
+        return min(seen) >= 100
+
+    wait_until(many_have_come, what=lambda: f"it stands still after {seen} watches", pause=0.0)
     over.set()
     for thread in threads:
         thread.join(60)
     assert health(server.listen) == SERVING
-    while server._health._send_response_callbacks[""]:  # the library's: none is kept for ever
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(
+        lambda: not server._health._send_response_callbacks[""]
+    )  # the library's: none is kept for ever
 
 
 def test_a_server_that_cannot_tell_whether_it_can_work_says_no_and_why_and_is_asked_again(server, caplog):
@@ -148,9 +158,7 @@ def test_a_connection_that_is_silent_for_long_outlives_the_clients_pings(monkeyp
         monkeypatch.setattr(owner, name, quicker)
     server = Server("127.0.0.1:0", 4)
     server.start()
-    with LOOPBACK.open(server.listen) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=4)
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    with watched(server, 4) as (_, watch):
         with pytest.raises(grpc.RpcError) as ended:
             next(watch)
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -165,10 +173,7 @@ def test_who_watches_has_a_moment_to_send_elsewhere_before_calls_are_refused(ser
     moment = SimpleNamespace(sleep=lambda seconds: (moments.append(seconds), answered.wait(60)))
     server.start()
     held.let_go.set()
-    with LOOPBACK.open(server.listen) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
-        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    with watched(server) as (channel, watch):
         monkeypatch.setattr(rpc, "time", moment)
         stopping = threading.Thread(target=server.stop, args=(30,))
         stopping.start()
@@ -184,15 +189,13 @@ def test_who_watches_has_a_moment_to_send_elsewhere_before_calls_are_refused(ser
 def test_who_leaves_on_the_word_was_watching_too(server, monkeypatch):
     moments = []
     server.start()
-    with LOOPBACK.open(server.listen) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
-        next(watch)
+    with watched(server) as (_, watch):
         told = server.drain
 
         def told_and_left():
             told()
             watch.cancel()
-            await_no_watchers(server)
+            wait_until(lambda: not server._health.watchers)
 
         monkeypatch.setattr(server, "drain", told_and_left)
         monkeypatch.setattr(rpc, "time", SimpleNamespace(sleep=moments.append))
@@ -200,21 +203,12 @@ def test_who_leaves_on_the_word_was_watching_too(server, monkeypatch):
     assert moments == [rpc.DRAIN_S]
 
 
-def await_no_watchers(server):
-    deadline = time.monotonic() + 60
-    while server._health.watchers:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_server_that_nobody_watches_any_more_ends_at_once(server):
     server.start()
-    with LOOPBACK.open(server.listen) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
-        next(watch)
+    with watched(server) as (_, watch):
         assert server._health.watchers == 1
         watch.cancel()
-    await_no_watchers(server)
+    wait_until(lambda: not server._health.watchers)
 
 
 def test_a_port_that_is_taken_is_told_and_not_shared_in_silence():

@@ -1,7 +1,6 @@
 """A channel to a host by name is opened anew where gRPC has given the name up (photon/rpc/network.py)."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -87,10 +86,7 @@ def test_calls_that_find_no_connection_for_long_go_to_a_new_channel(opened):
 def test_a_call_that_was_asked_for_later_and_one_with_its_own_answer_do_so_too(opened):
     opened.now_s += RENEW_S
     assert opened.stub.Check.future(CHECK, timeout=20).exception() is not None
-    deadline = time.monotonic() + 60
-    while opened.count < 2:  # the future is told of before its callbacks have run
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: opened.count == 2)  # the future is told of before its callbacks have run
     assert opened.stub.Check.future(CHECK, timeout=20).result().status == SERVING
     assert opened.stub.Check.with_call(CHECK, timeout=20)[0].status == SERVING
 

@@ -78,19 +78,34 @@ def test_without_a_name_the_host_is_looked_for(serve: Serve, tls: Tls, authority
     assert "does not carry the name" in refusal(serve(Network(tls=elsewhere)), Network(tls=hosts))
 
 
-@pytest.mark.parametrize("trusting", [False, True])
-def test_a_certificate_of_another_ca_is_refused(serve: Serve, tls: Tls, theirs: Tls, trusting: bool) -> None:
-    """One that trusts our CA finds nothing wrong with the server: it is the server's to refuse."""
-    server = serve(Network(tls=tls))
-    stranger = replace(theirs, ca=tls.ca) if trusting else theirs
-    told = refusal(server, Network(tls=stranger))
-    if trusting:
-        assert (
-            "refuse the certificate of this end (expired, or not of the CA that tls.ca names there)" in told
-        )
-    else:
-        assert "the server's certificate is not of the CA that tls.ca names here" in told
-    assert ask(server, Network(tls=tls)) == {"answers": True}
+@pytest.mark.parametrize(
+    ("serves", "asks", "told"),
+    [
+        ("ours", "theirs", "the server's certificate is not of the CA that tls.ca names here"),
+        # One that trusts our CA finds nothing wrong with the server: it is the server's to refuse.
+        ("ours", "theirs, trusting", "refuse the certificate of this end (expired, or not of the CA that"),
+        ("ours", "late", "refuse the certificate of this end (expired"),
+        ("late", "ours", "the server's certificate has expired: sign a new one"),
+        ("nameless", "ours", "does not carry the name that clients look for: sign one that carries tls.name"),
+        ("ours", "", "it may want TLS (set [tls] at both ends or at none)"),
+        ("", "ours", "does not speak TLS, which is set here: set [tls] at both ends"),
+    ],
+)
+def test_who_does_not_fit_is_refused_and_told_why(
+    serve: Serve, tls: Tls, theirs: Tls, authority: Authority, serves: str, asks: str, told: str
+) -> None:
+    ends = {
+        "": LOOPBACK,
+        "ours": Network(tls=tls),
+        "theirs": Network(tls=theirs),
+        "theirs, trusting": Network(tls=replace(theirs, ca=tls.ca)),
+        "late": Network(tls=authority.issue("late", days=-1, tls_name=NAME)),
+        "nameless": Network(tls=authority.issue("nameless", carries="DNS:other", tls_name="other")),
+    }
+    server = serve(ends[serves])
+    assert told in refusal(server, ends[asks])
+    if serves in ("", "ours"):
+        assert ask(server, ends[serves]) == {"answers": True}
 
 
 def test_no_certificate_is_refused(serve: Serve, tls: Tls) -> None:
@@ -102,34 +117,6 @@ def test_no_certificate_is_refused(serve: Serve, tls: Tls) -> None:
         with pytest.raises(UnavailableError, match="refuse the certificate of this end"):
             ask_status(stub.Status, pb.StatusRequest(), TIMEOUT_S, "the server")
     assert ask(server, Network(tls=tls)) == {"answers": True}
-
-
-def test_an_expired_certificate_is_refused_at_either_end(
-    serve: Serve, tls: Tls, authority: Authority
-) -> None:
-    late = Network(tls=authority.issue("late", days=-1, tls_name=NAME))
-    assert "refuse the certificate of this end (expired" in refusal(serve(Network(tls=tls)), late)
-    assert "the server's certificate has expired: sign a new one" in refusal(serve(late), Network(tls=tls))
-
-
-def test_a_server_without_the_name_is_refused(serve: Serve, tls: Tls, authority: Authority) -> None:
-    nameless = authority.issue("nameless", carries="DNS:other", tls_name="other")
-    told = refusal(serve(Network(tls=nameless)), Network(tls=tls))
-    assert "does not carry the name that clients look for: sign one that carries tls.name" in told
-
-
-def test_a_plain_client_is_refused_by_a_server_with_tls(serve: Serve, tls: Tls) -> None:
-    server = serve(Network(tls=tls))
-    assert "it may want TLS (set [tls] at both ends or at none)" in refusal(server, LOOPBACK)
-    assert ask(server, Network(tls=tls)) == {"answers": True}
-
-
-def test_a_client_with_tls_is_told_that_the_server_has_none(serve: Serve, tls: Tls) -> None:
-    server = serve(LOOPBACK)
-    assert "does not speak TLS, which is set here: set [tls] at both ends" in refusal(
-        server, Network(tls=tls)
-    )
-    assert ask(server, LOOPBACK) == {"answers": True}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
