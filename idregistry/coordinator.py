@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from idregistry.hosting import Hosted, Hosting
+from idregistry.hosting import Hosting
 from idregistry.rules.commands import (
     Abandon,
     Adopt,
@@ -38,7 +38,7 @@ from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.placement import DAY_US, Steward, hold_due, is_replaced
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.state import ShardState
-from idregistry.shard import Answer, Ask, Line, Settled, answer_to
+from idregistry.shard import Answer, Ask, Line, Settled, Shard, answer_to
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.port import Outcome, ReplicatedLog
@@ -171,7 +171,7 @@ class Coordinator:
     def boundary_us(self) -> int:
         """What every shard has forgotten, as this replica knows. Any thread."""
         hosted = self._hosting.shards.values()
-        return min((one.shard.state.boundary_us for one in hosted), default=NO_BOUNDARY)
+        return min((one.state.boundary_us for one in hosted), default=NO_BOUNDARY)
 
     def holding(self) -> dict[str, float]:
         """Dispatchers that keep the boundary back most -> by how many seconds. Any thread."""
@@ -250,13 +250,13 @@ class Coordinator:
 
 
 def _due_of_shards(
-    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, Hosted], now_us: int
+    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, Shard], now_us: int
 ) -> DirectoryCommand | None:
     """What the shards' states say is due, all of them being here."""
     if view.proposal is not None:
-        return _decide(view.proposal, {n: one.shard.state for n, one in hosted.items()}, now_us)
+        return _decide(view.proposal, {n: one.state for n, one in hosted.items()}, now_us)
     if len(configuration.intervals) > 1:
-        boundary_us = min(one.shard.state.boundary_us for one in hosted.values())
+        boundary_us = min(one.state.boundary_us for one in hosted.values())
         if configuration.intervals[1].start_us <= configuration.needed_from(boundary_us):
             return Trim(now_us, view.version, boundary_us)
     if view.leaving is not None:

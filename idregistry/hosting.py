@@ -6,76 +6,20 @@ goes before one in the table: a run on one machine gets new ports each time, and
 that moved say where it is now.
 """
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from idregistry.rules.commands import CommandError, Commit, Row, decode
+from idregistry.rules.commands import Row
 from idregistry.rules.directory import DIRECTORY_GROUP, View, shard_of_group
 from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.shard import Shard
-from photon.core.columns import split_ids
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
-from photon.core.fates import Registered
 from photon.raft.host import RaftHost
-from photon.raft.port import ReplicatedLog
-
-_NONE: frozenset[bytes] = frozenset()
-
-
-class Pending:
-    """Ids whose commit is under way, as a replica that does not lead sees it, too. For many threads at once.
-
-    A commit takes a round trip or two between datacenters, and a follower has it in its log long before it
-    applies it. A client that looks an id up meanwhile may wait for the outcome, instead of a wasted join
-    (paper 4.4). It is a hint: an entry in a log may never be committed, and a commit may find the id taken,
-    or another shard's. Each command of a log is read once.
-    """
-
-    def __init__(self) -> None:
-        self._ids: dict[tuple[int, int], frozenset[bytes]] = {}  # (index, term) ->; replaced as a whole
-        self._lock = threading.Lock()
-
-    def mark(self, outcomes: bytes, ids: bytes, under_way: Sequence[tuple[int, int, memoryview]]) -> bytes:
-        """N core.fates.Registered of 16 x N ids: PENDING in place of ABSENT where the id is `under_way`
-        (photon.raft.port.ReplicatedLog.unapplied)."""
-        if not under_way:
-            self._ids = {}  # what was under way last is held no longer
-            return outcomes
-        if outcomes.find(Registered.ABSENT) < 0:
-            return outcomes
-        keys = split_ids(ids)
-        wanted = frozenset(keys)
-        found = _NONE.union(*(wanted & one for one in self._read(under_way)))
-        if not found:
-            return outcomes
-        column = np.frombuffer(outcomes, np.uint8).copy()
-        is_pending = np.fromiter(map(found.__contains__, keys), np.bool_, len(keys))
-        column[is_pending & (column == Registered.ABSENT)] = Registered.PENDING
-        return column.tobytes()
-
-    def _read(self, under_way: Sequence[tuple[int, int, memoryview]]) -> list[frozenset[bytes]]:
-        with self._lock:
-            known = self._ids
-            self._ids = {
-                (index, term): known[index, term] if (index, term) in known else _ids_of(command)
-                for index, term, command in under_way
-            }
-            return list(self._ids.values())
-
-
-def _ids_of(command: memoryview) -> frozenset[bytes]:
-    try:
-        decoded = decode(bytes(command))
-    except CommandError:  # whoever applies it will say so
-        return _NONE
-    return frozenset(split_ids(decoded.ids)) if isinstance(decoded, Commit) else _NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +64,6 @@ def write_table(path: Path, table: Table) -> None:
 TABLE_FILE: Final = "replicas.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Hosted:
-    """One shard's replica here."""
-
-    group: int
-    shard: Shard
-    log: ReplicatedLog
-    pending: Pending = field(default_factory=Pending)
-
-
 class Hosting:
     """`shards` and `rows` are for any thread: replaced as a whole, never changed."""
 
@@ -149,13 +83,13 @@ class Hosting:
         self.behind = False
         """The directory here says less than what was followed already: it reads its log from long ago."""
         self._table = read_table(self._path)
-        self._groups: dict[int, Hosted] = {}
+        self._groups: dict[int, Shard] = {}
         self._seen: View | None = None
         # Before the log is read, those of both, since the table may be old; who was removed is not.
         known = {row.name: row for row in self._table.replicas} | dict(settings)
         self.rows: Mapping[str, Row] = {n: r for n, r in known.items() if n not in self._table.removed}
         """Name -> where each replica is now, this one too."""
-        self.shards: Mapping[int, Hosted] = {}
+        self.shards: Mapping[int, Shard] = {}
 
     def open_groups(self, host: RaftHost) -> None:
         """What is on disk already, before the host starts. CorruptStateError, LockedError, StorageError."""
@@ -189,18 +123,18 @@ class Hosting:
 
     def furthest_us(self) -> int:
         """The boundary of the shard that has come furthest; NO_BOUNDARY where none has one. Any thread."""
-        return max((one.shard.state.boundary_us for one in self.shards.values()), default=NO_BOUNDARY)
+        return max((one.state.boundary_us for one in self.shards.values()), default=NO_BOUNDARY)
 
     def close(self) -> None:
         """Send who waits elsewhere. Any thread."""
-        for hosted in self.shards.values():
-            hosted.shard.close()
+        for shard in self.shards.values():
+            shard.close()
 
     def _step(self, host: RaftHost, view: View) -> bool:
         """Let go of one group, or open one; False where all is as the view says."""
         retired = next(filter(view.is_retired, self._groups), None)
         if retired is not None:
-            self._groups.pop(retired).shard.close()
+            self._groups.pop(retired).close()
             self._publish()
             host.remove_group(retired)
             return True
@@ -220,8 +154,8 @@ class Hosting:
 
     def _add(self, host: RaftHost, group: int, founders: tuple[str, ...] | None) -> None:
         shard = self._make_shard(group)
-        log = host.add_group(group, shard.state, shard.on_tick, founders)
-        self._groups[group] = Hosted(group, shard, log)
+        shard.log = host.add_group(group, shard.state, shard.on_tick, founders)
+        self._groups[group] = shard
         self._publish()
 
     def _publish(self) -> None:

@@ -246,7 +246,7 @@ class RegistryServer:
 
     def _reached_us(self) -> int | None:
         hosted = self._hosting.shards.values()
-        newest_us = max((one.shard.state.latest_us for one in hosted), default=BEGINNING)
+        newest_us = max((one.state.latest_us for one in hosted), default=BEGINNING)
         return reached_us(self._log, self._clocks.trusted_us(), newest_us)
 
     def _has_quorum(self, directory: ReplicatedLog) -> bool:

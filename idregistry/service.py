@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn, Protocol
 import grpc
 
 from idregistry.coordinator import Coordinator, Look, Report, Wanted
-from idregistry.hosting import Hosted, Hosting
+from idregistry.hosting import Hosting
 from idregistry.rules import commands
 from idregistry.rules.directory import DirectoryState, Proposal, name_mistake
 from idregistry.rules.packing import (
@@ -34,7 +34,17 @@ from idregistry.rules.packing import (
 )
 from idregistry.rules.sharding import HORIZON, SHARDS_MAX, Route
 from idregistry.rules.surveys import Scanned, gone_joiners
-from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier, group_status
+from idregistry.shard import (
+    Answer,
+    Ask,
+    NotLeader,
+    Overloaded,
+    Request,
+    Settled,
+    Shard,
+    barrier,
+    group_status,
+)
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX
@@ -165,30 +175,26 @@ class IdRegistryService(IdRegistryServicer):
 
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
         """Insert the absent ids; wait for the command they go into."""
-        hosted = self._asked(request, context, token_mistake(request.token))
+        shard = self._asked(request, context, token_mistake(request.token))
         what = (request.ids, request.times, request.token, _route(request))
-        return self._answered(
-            hosted, request, context, lambda *asked: hosted.shard.offer(Request(*what, *asked))
-        )
+        return self._answered(shard, request, context, lambda *asked: shard.offer(Request(*what, *asked)))
 
     def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
         """Take out what a fenced incarnation's tokens hold, or what the holder itself gives back."""
         tokens, counts = list(request.tokens), list(request.counts)
-        hosted = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
+        shard = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
         routes = [_route(request)] * len(tokens)
         release = commands.Release(0, tokens, counts, request.ids, request.times, routes, request.given_back)
-        return self._answered(
-            hosted, request, context, lambda *asked: hosted.shard.offer(Ask(release, *asked))
-        )
+        return self._answered(shard, request, context, lambda *asked: shard.offer(Ask(release, *asked)))
 
-    def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
+    def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.OutcomesResponse:
         """What this replica knows now: "absent" may be stale, "present" is final.
 
         One that is far behind sends its clients elsewhere: each "absent" would cost a join in vain.
         """
-        hosted = self._asked(request, context)
+        shard = self._asked(request, context)
         # What a leader has just proposed it does not lack.
-        if (lag := hosted.log.lag - hosted.log.in_flight) > LOOKUP_LAG_MAX:
+        if (lag := shard.log.lag - shard.log.in_flight) > LOOKUP_LAG_MAX:
             context.abort(
                 grpc.StatusCode.UNAVAILABLE, f"{lag} commands behind its leader; ask another replica"
             )
@@ -196,14 +202,13 @@ class IdRegistryService(IdRegistryServicer):
         if not self._lookups.acquire(timeout=self._timeout_s if timeout_s is None else timeout_s):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many lookups; back off")
         try:
-            under_way = (
-                hosted.log.unapplied() if request.tell_pending else []
-            )  # before: what is applied shows
-            outcomes = b"".join(hosted.shard.state.lookup(*part) for part in _parts(request))
-            outcomes = hosted.pending.mark(outcomes, request.ids, under_way)
+            # Before: what is applied shows.
+            under_way = shard.log.unapplied() if request.tell_pending else []
+            outcomes = b"".join(shard.state.lookup(*part) for part in _parts(request))
+            outcomes = shard.pending.mark(outcomes, request.ids, under_way)
         finally:
             self._lookups.release()
-        return pb.LookupResponse(outcomes=outcomes, version=self._state.view.version)
+        return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
     def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:
         """All this replica holds of a shard, in pieces, while commits go on. `fresh`: by the leader alone,
@@ -217,12 +222,12 @@ class IdRegistryService(IdRegistryServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"a scan without a deadline, or with one too far off: give one of at most {SCAN_S_MAX:g} s",
             )
-        hosted = self._hosted(request.shard, context)
+        shard = self._shard(request.shard, context)
         with self._slot(self._scans, context):
             if request.fresh:  # wait until all that was acknowledged before now is applied here
-                self._check_leads(hosted.log, context)
-                self._settled(context, lambda *asked: hosted.shard.offer(barrier(*asked)))
-            pieces = hosted.shard.state.scan()
+                self._check_leads(shard.log, context)
+                self._settled(context, lambda *asked: shard.offer(barrier(*asked)))
+            pieces = shard.state.scan()
             began = self._clock.monotonic()
             while context.is_active() and (piece := next(pieces, None)) is not None:
                 message = _to_wire(piece)
@@ -234,16 +239,16 @@ class IdRegistryService(IdRegistryServicer):
 
     def Account(self, request: pb.AccountRequest, context: Context) -> pb.AccountResponse:
         """What these incarnations hold, of all that was acknowledged before now."""
-        hosted = self._hosted(request.shard, context)
+        shard = self._shard(request.shard, context)
         _check_count(request.incarnations, context)
-        self._check_leads(hosted.log, context)
+        self._check_leads(shard.log, context)
 
         def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
             def applied(outcome: Answer) -> None:  # in the raft thread: no command is half done
                 done = isinstance(outcome, Settled)
-                answer(Settled(hosted.shard.state.accounts()) if done else outcome)
+                answer(Settled(shard.state.accounts()) if done else outcome)
 
-            return hosted.shard.offer(barrier(deadline, applied))
+            return shard.offer(barrier(deadline, applied))
 
         with self._slot(self._asked_accounts, context):
             accounts = self._settled(context, offer)
@@ -259,30 +264,30 @@ class IdRegistryService(IdRegistryServicer):
         )
 
     def _answered(
-        self, hosted: Hosted, request: pb.CommitRequest | pb.ReleaseRequest, context: Context, offer: _Offer
+        self, shard: Shard, request: pb.CommitRequest | pb.ReleaseRequest, context: Context, offer: _Offer
     ) -> pb.OutcomesResponse:
-        self._check_leads(hosted.log, context)
+        self._check_leads(shard.log, context)
         if not request.ids:
             return pb.OutcomesResponse(version=self._state.view.version)
-        with self._slot(self._commits, context, hosted.shard.number):
+        with self._slot(self._commits, context, shard.number):
             outcomes = self._settled(context, offer)
         return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
-    def _asked(self, request: _IdsRequest, context: Context, mistake: str | None = None) -> Hosted:
+    def _asked(self, request: _IdsRequest, context: Context, mistake: str | None = None) -> Shard:
         """The shard that is asked for; aborts where the request is malformed or it is not here."""
         mistake = columns_mistake(request.ids, request.times) or mistake
         if mistake is not None:
             _mistake(context, mistake)
-        return self._hosted(request.shard, context)
+        return self._shard(request.shard, context)
 
-    def _hosted(self, shard: int, context: Context) -> Hosted:
-        hosted = self._hosting.shards.get(shard)
-        if hosted is None:
+    def _shard(self, number: int, context: Context) -> Shard:
+        shard = self._hosting.shards.get(number)
+        if shard is None:
             context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"there is no shard {shard} here, by version {self._state.view.version} of the configuration",
+                f"there is no shard {number} here by version {self._state.view.version} of the configuration",
             )
-        return hosted
+        return shard
 
     # --- the directory's
 
@@ -290,7 +295,7 @@ class IdRegistryService(IdRegistryServicer):
         """What this replica knows: an older one is corrected by any newer."""
         view, rows, hosted = self._state.view, self._hosting.rows, self._hosting.shards
         leaders = [hosted[n].log.leader if n in hosted else None for n in range(max(hosted, default=-1) + 1)]
-        response = pb.DirectoryResponse(
+        return pb.DirectoryResponse(
             configuration=b"" if view.configuration is None else view.configuration.pack(),
             identity=view.identity,
             replicas=[
@@ -299,19 +304,12 @@ class IdRegistryService(IdRegistryServicer):
             ],
             led=self._log.leader is not None,
             holders=self._coordinator.holders(),
-            abandoned_version=view.abandoned[0],
             abandoned_why=view.abandoned[1],
             removed=view.removed,
             leaders=[
                 rows[leader].grpc if leader is not None and leader in rows else "" for leader in leaders
             ],
         )
-        if view.proposal is not None:
-            proposal = view.proposal
-            response.proposal.CopyFrom(
-                pb.Proposal(version=proposal.version, start_us=proposal.start_us, shards=proposal.shards)
-            )
-        return response
 
     def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:
         """Take or renew a joiner's lease."""
@@ -341,24 +339,21 @@ class IdRegistryService(IdRegistryServicer):
         UNAVAILABLE where a shard does not know of it in time: it is fenced, or will be; ask again.
         """
         with self._slot(self._fences, context):
-            return self._fence(request.incarnation, context)
-
-    def _fence(self, incarnation: int, context: Context) -> pb.FenceResponse:
-        deadline = self._clock.monotonic() + self._wait_s(context)
-        result = self._ask(commands.Fence(0, incarnation, 0), context)
-        if isinstance(result, commands.Standing):
-            return pb.FenceResponse(fenced=False, expires_in_s=result.expires_in_s)
-        if not result:  # it was renewed since the leader looked
-            return pb.FenceResponse(fenced=False, expires_in_s=LEASE_S_MIN)
-        place = self._state.fences.index(incarnation) + 1
-        while not self._shards_know(place):
-            if self._clock.monotonic() >= deadline or not context.is_active():
-                context.abort(
-                    grpc.StatusCode.UNAVAILABLE,
-                    "not every shard knows of the fence yet: has each a leader and a majority? Ask again",
-                )
-            time.sleep(_POLL_S)
-        return pb.FenceResponse(fenced=True)
+            deadline = self._clock.monotonic() + self._wait_s(context)
+            result = self._ask(commands.Fence(0, request.incarnation, 0), context)
+            if isinstance(result, commands.Standing):
+                return pb.FenceResponse(fenced=False, expires_in_s=result.expires_in_s)
+            if not result:  # it was renewed since the leader looked
+                return pb.FenceResponse(fenced=False, expires_in_s=LEASE_S_MIN)
+            place = self._state.fences.index(request.incarnation) + 1
+            while not self._shards_know(place):
+                if self._clock.monotonic() >= deadline or not context.is_active():
+                    context.abort(
+                        grpc.StatusCode.UNAVAILABLE,
+                        "not every shard knows of the fence yet: has each a leader and a majority? Ask again",
+                    )
+                time.sleep(_POLL_S)
+            return pb.FenceResponse(fenced=True)
 
     def _shards_know(self, fences: int) -> bool:
         """Whether so many of the directory's fences are committed in every shard there is.
@@ -370,7 +365,7 @@ class IdRegistryService(IdRegistryServicer):
         return all(
             number in shards
             and shards[number].group == view.group(number)
-            and shards[number].shard.state.fences >= fences
+            and shards[number].state.fences >= fences
             for number in view.founders
         )
 
@@ -511,8 +506,8 @@ class IdRegistryService(IdRegistryServicer):
         intervals = [] if configuration is None else configuration.intervals
         hosted = self._hosting.shards.values()
         return {
-            "shards": [one.shard.status(one.log) for one in hosted],
-            "queue": sum(one.shard.waiting_ids for one in hosted),
+            "shards": [one.status() for one in hosted],
+            "queue": sum(one.waiting_ids for one in hosted),
             "directory": {
                 **group_status(self._log),
                 "resharding": None
@@ -537,8 +532,8 @@ class IdRegistryService(IdRegistryServicer):
         if not (vanished := dict(self._state.vanished)):
             return []
         held = Counter[int]()
-        for hosted in self._hosting.shards.values():
-            held += hosted.shard.state.held_by(vanished.keys())
+        for shard in self._hosting.shards.values():
+            held += shard.state.held_by(vanished.keys())
         leased = {lease.address for lease in dict(self._state.leases).values()}
         return gone_joiners(vanished, leased, held)
 

@@ -12,15 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+import numpy as np
 from msgspec.structs import replace
 
-from idregistry.rules.commands import Commit, Release, encode
+from idregistry.rules.commands import CommandError, Commit, Release, decode, encode
 from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
 from idregistry.rules.placement import DAY_US, Steward, boundary_due, command_due
 from idregistry.rules.sharding import Route
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
+from photon.core.columns import split_ids
+from photon.core.fates import Registered
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Registry
 from photon.raft.port import Applied, Outcome, Refusal, Refused, ReplicatedLog, Unknown
@@ -204,6 +207,58 @@ def split_outcomes(batch: Sequence[Request], outcomes: bytes) -> list[bytes]:
     return columns
 
 
+_NONE: frozenset[bytes] = frozenset()
+
+
+class Pending:
+    """Ids whose commit is under way, as a replica that does not lead sees it, too. For many threads at once.
+
+    A commit takes a round trip or two between datacenters, and a follower has it in its log long before it
+    applies it. A client that looks an id up meanwhile may wait for the outcome, instead of a wasted join
+    (paper 4.4). It is a hint: an entry in a log may never be committed, and a commit may find the id taken,
+    or another shard's. Each command of a log is read once.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, int], frozenset[bytes]] = {}  # (index, term) ->; replaced as a whole
+        self._lock = threading.Lock()
+
+    def mark(self, outcomes: bytes, ids: bytes, under_way: Sequence[tuple[int, int, memoryview]]) -> bytes:
+        """N core.fates.Registered of 16 x N ids: PENDING in place of ABSENT where the id is `under_way`
+        (photon.raft.port.ReplicatedLog.unapplied)."""
+        if not under_way:
+            self._ids = {}  # what was under way last is held no longer
+            return outcomes
+        if outcomes.find(Registered.ABSENT) < 0:
+            return outcomes
+        keys = split_ids(ids)
+        wanted = frozenset(keys)
+        found = _NONE.union(*(wanted & one for one in self._read(under_way)))
+        if not found:
+            return outcomes
+        column = np.frombuffer(outcomes, np.uint8).copy()
+        is_pending = np.fromiter(map(found.__contains__, keys), np.bool_, len(keys))
+        column[is_pending & (column == Registered.ABSENT)] = Registered.PENDING
+        return column.tobytes()
+
+    def _read(self, under_way: Sequence[tuple[int, int, memoryview]]) -> list[frozenset[bytes]]:
+        with self._lock:
+            known = self._ids
+            self._ids = {
+                (index, term): known[index, term] if (index, term) in known else _ids_of(command)
+                for index, term, command in under_way
+            }
+            return list(self._ids.values())
+
+
+def _ids_of(command: memoryview) -> frozenset[bytes]:
+    try:
+        decoded = decode(bytes(command))
+    except CommandError:  # whoever applies it will say so
+        return _NONE
+    return frozenset(split_ids(decoded.ids)) if isinstance(decoded, Commit) else _NONE
+
+
 _TIDY_EVERY_S: Final = 0.05
 """A step of local work (some milliseconds) is taken so often while commits come, here or through another
 leader, and without a pause while none do."""
@@ -229,8 +284,11 @@ class Shard:
         furthest_us: Callable[[], int] = lambda: NO_BOUNDARY,
     ) -> None:
         self.number = number = shard_of_group(group)[0]
-        self._group = group
+        self.group = group
         self.state = ShardState(number)
+        self.pending = Pending()
+        self.log: ReplicatedLog
+        """Given by who hosts it, before anybody but the raft thread may ask for it."""
         self._settings = settings
         self._clock = clock
         self._wake = wake
@@ -269,7 +327,7 @@ class Shard:
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what waits, then what housekeeping is due."""
         view = self._directory.view
-        known = self.number in view.founders and view.group(self.number) == self._group
+        known = self.number in view.founders and view.group(self.number) == self.group
         may_propose = self._steward.on_tick(log, view) if known else True
         if not log.is_leader:
             self._queue.send_elsewhere(log.leader)
@@ -347,14 +405,14 @@ class Shard:
         else:
             self._tidy_at = now + _TIDY_EVERY_S
 
-    def status(self, log: ReplicatedLog) -> dict[str, object]:
+    def status(self) -> dict[str, object]:
         """What the Status RPC says of this shard. Any thread."""
-        state, status = self.state, log.status()
+        state, status = self.state, self.log.status()
         kept_us = round(self._settings.retention_days * DAY_US)
         held_us = self._clock.now_us() - kept_us - state.boundary_us if kept_us else 0
         return {
             "shard": self.number,
-            **group_status(log),
+            **group_status(self.log),
             "ids": state.ids,
             "commits": self._commits,
             "committed_ids": self._committed_ids,

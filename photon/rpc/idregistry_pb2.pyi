@@ -18,14 +18,6 @@ class LookupRequest(_message.Message):
     tell_pending: bool
     def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tell_pending: _Optional[bool] = ...) -> None: ...
 
-class LookupResponse(_message.Message):
-    __slots__ = ("outcomes", "version")
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    outcomes: bytes
-    version: int
-    def __init__(self, outcomes: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
-
 class CommitRequest(_message.Message):
     __slots__ = ("shard", "ids", "times", "token", "route")
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -144,23 +136,11 @@ class Replica(_message.Message):
     grpc: str
     def __init__(self, name: _Optional[str] = ..., raft_host: _Optional[str] = ..., raft_port: _Optional[int] = ..., grpc: _Optional[str] = ...) -> None: ...
 
-class Proposal(_message.Message):
-    __slots__ = ("version", "start_us", "shards")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    START_US_FIELD_NUMBER: _ClassVar[int]
-    SHARDS_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    start_us: int
-    shards: int
-    def __init__(self, version: _Optional[int] = ..., start_us: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
-
 class DirectoryResponse(_message.Message):
-    __slots__ = ("configuration", "replicas", "leaders", "proposal", "abandoned_version", "abandoned_why", "removed", "led", "identity", "holders")
+    __slots__ = ("configuration", "replicas", "leaders", "abandoned_why", "removed", "led", "identity", "holders")
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LEADERS_FIELD_NUMBER: _ClassVar[int]
-    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
-    ABANDONED_VERSION_FIELD_NUMBER: _ClassVar[int]
     ABANDONED_WHY_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     LED_FIELD_NUMBER: _ClassVar[int]
@@ -169,14 +149,12 @@ class DirectoryResponse(_message.Message):
     configuration: bytes
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     leaders: _containers.RepeatedScalarFieldContainer[str]
-    proposal: Proposal
-    abandoned_version: int
     abandoned_why: str
     removed: _containers.RepeatedScalarFieldContainer[str]
     led: bool
     identity: bytes
     holders: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., abandoned_version: _Optional[int] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("address", "incarnation", "lease_s", "settings")

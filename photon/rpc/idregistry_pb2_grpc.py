@@ -41,7 +41,7 @@ class IdRegistryStub:
         self.Lookup = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Lookup',
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.LookupRequest.SerializeToString,
-                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.LookupResponse.FromString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.OutcomesResponse.FromString,
                 _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Commit',
@@ -227,7 +227,7 @@ def add_IdRegistryServicer_to_server(servicer, server):
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
                     request_deserializer=photon_dot_rpc_dot_idregistry__pb2.LookupRequest.FromString,
-                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.LookupResponse.SerializeToString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.OutcomesResponse.SerializeToString,
             ),
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
@@ -330,7 +330,7 @@ class IdRegistry:
             target,
             '/photon.idregistry.v1.IdRegistry/Lookup',
             photon_dot_rpc_dot_idregistry__pb2.LookupRequest.SerializeToString,
-            photon_dot_rpc_dot_idregistry__pb2.LookupResponse.FromString,
+            photon_dot_rpc_dot_idregistry__pb2.OutcomesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,6 @@ import grpc
 
 from idregistry.client import RegistryClient
 from idregistry.coordinator import Coordinator
-from idregistry.hosting import Hosted
 from idregistry.rules.commands import (
     IDENTITY_BYTES,
     Found,
@@ -39,12 +38,12 @@ class Node:
         self.directory = DirectoryState()
         found = Found(1, founded or shards, (Row("r0", "h", 1, "h:1"),), b"i" * IDENTITY_BYTES)
         self.directory.apply(encode(found))
-        self.hosted: dict[int, Hosted] = {}
+        self.hosted: dict[int, Shard] = {}
         for n in range(shards):
             shard = Shard(group_of(n, 0), parsed, clock, self.turner.wake, self.directory, lambda: None)
-            log = FakeLog(shard.state, node=name, _leader=None)
+            shard.log = log = FakeLog(shard.state, node=name, _leader=None)
             self.turner.add(shard.on_tick, log)
-            self.hosted[n] = Hosted(group_of(n, 0), shard, log)
+            self.hosted[n] = shard
         hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted)
         coordinator = Coordinator(
             self.directory, found, parsed, clock, self.turner.wake, hosting, lambda: None
@@ -70,7 +69,7 @@ class Node:
 
     @property
     def shards(self) -> list[Shard]:
-        return [one.shard for one in self.hosted.values()]
+        return list(self.hosted.values())
 
     @property
     def logs(self) -> list[FakeLog]:

@@ -61,9 +61,8 @@ class Bench:
         """Shards appear, and apply what their leaders would put into their logs."""
         for number in self.state.view.founders:
             if number not in self.hosted:
-                shard = SimpleNamespace(state=ShardState(number))
                 log = SimpleNamespace(committed_members=MEMBERS)
-                self.hosted[number] = SimpleNamespace(shard=shard, log=log)
+                self.hosted[number] = SimpleNamespace(state=ShardState(number), log=log)
         self.hosting.shards = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
         for number in only or tuple(self.hosted):
             self.catch_up(self.state_of(number))
@@ -113,7 +112,7 @@ class Bench:
         return shards
 
     def state_of(self, shard: int) -> ShardState:
-        state: ShardState = self.hosted[shard].shard.state
+        state: ShardState = self.hosted[shard].state
         return state
 
     @property
@@ -158,7 +157,7 @@ def test_a_resharding_is_adopted_when_the_last_shard_has_prepared() -> None:
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [2, 4]
     bench.follow()
-    assert {one.shard.state.configuration for one in bench.hosted.values()} == {bench.configuration}
+    assert {one.state.configuration for one in bench.hosted.values()} == {bench.configuration}
 
 
 def test_a_shard_that_holds_a_later_event_makes_it_void_and_the_reason_is_told() -> None:

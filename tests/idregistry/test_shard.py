@@ -63,7 +63,7 @@ class Bench:
             lambda: self.reached_us if self.reached_us is not None else self.clock.now_us(),
         )
         self.reached_us: int | None = None
-        self.log = FakeLog(self.shard.state)
+        self.shard.log = self.log = FakeLog(self.shard.state)
         self.tick()
         assert self.shard.state.configuration is not None
         self.log.proposed.clear()
@@ -103,7 +103,7 @@ def test_requests_that_wait_go_into_one_command_and_each_gets_its_own_answer() -
         "b": Settled(bytes([DUPLICATE, WON])),
         "c": Settled(b""),
     }
-    status = bench.shard.status(bench.log)
+    status = bench.shard.status()
     assert (status["commits"], status["committed_ids"]) == (1, 4)
 
 
@@ -292,7 +292,7 @@ def test_clocks_and_events_that_are_a_year_ahead_together_move_the_boundary_a_da
         moved_us = bench.shard.state.boundary_us - first_us
         assert half_days * DAY_US - DAY_US <= moved_us <= half_days * DAY_US
     bench.clock.advance(365 * 86_400)
-    held_s = bench.shard.status(bench.log)["boundary_held_s"]
+    held_s = bench.shard.status()["boundary_held_s"]
     assert isinstance(held_s, float)
     assert held_s > 7 * 86_400, "the alarm of deploy/alerts.yml"
 

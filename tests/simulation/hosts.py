@@ -350,7 +350,7 @@ class HostNode:
         host.begin()
 
     def _reached_us(self) -> int | None:  # as server.RegistryServer
-        newest = max((one.shard.state.latest_us for one in self.hosting.shards.values()), default=BEGINNING)
+        newest = max((one.state.latest_us for one in self.hosting.shards.values()), default=BEGINNING)
         assert self.host is not None
         directory = self.host.replicas[DIRECTORY_GROUP]
         return reached_us(directory, BASE_US + round(self.world.clock.at * 1e6) + self.world.wrong_us, newest)

@@ -455,8 +455,8 @@ class System:
 def _held(node: HostNode, is_expired: Callable[[bytes], bool]) -> dict[bytes, bytes]:
     """Who holds each id that is not expired, in the shard that it belongs to."""
     held: dict[bytes, bytes] = {}
-    for hosted in node.hosting.shards.values():
-        for piece in hosted.shard.state.scan():
+    for shard in node.hosting.shards.values():
+        for piece in shard.state.scan():
             keys = [piece.ids[at : at + ID_BYTES] for at in range(0, len(piece.ids), ID_BYTES)]
             for key, token, guarded in zip(keys, piece.tokens, piece.guarded.tolist(), strict=True):
                 if not guarded and not is_expired(key):
