@@ -14,25 +14,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from idregistry.hosting import Hosting
-from idregistry.rules.commands import (
-    Abandon,
-    Adopt,
-    Cancel,
-    DirectoryCommand,
-    Dismiss,
-    EndLease,
-    Fence,
-    Found,
-    Gone,
-    Hold,
-    KeepAlive,
-    Propose,
-    Rejected,
-    Replace,
-    Standing,
-    Trim,
-    encode,
-)
+from idregistry.rules import commands
+from idregistry.rules.commands import DirectoryCommand, Rejected, Standing, encode
 from idregistry.rules.directory import DirectoryState, Lease, Proposal, View, iso_utc
 from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.placement import DAY_US, Steward, hold_due, is_replaced
@@ -70,8 +53,7 @@ class Report:
     oldest_us: int | None
 
 
-Proposed = KeepAlive | Fence | Dismiss | Propose | Replace | Cancel | Hold
-Wanted = Proposed | Look | Report
+Wanted = DirectoryCommand | Look | Report
 
 
 class Coordinator:
@@ -84,7 +66,7 @@ class Coordinator:
     def __init__(
         self,
         state: DirectoryState,
-        founding: Found,
+        founding: commands.Found,
         settings: Registry,
         clock: Clock,
         wake: Callable[[], None],
@@ -162,11 +144,11 @@ class Coordinator:
         else:
             log.propose(encode(command), lambda outcome: ask.answer(answer_to(outcome)))
 
-    def _hold(self, report: Report) -> Hold | None:
+    def _hold(self, report: Report) -> commands.Hold | None:
         present_us = self._state.holds.get(report.name)
         days = self._settings.retention_days
         due_us = hold_due(present_us, report.oldest_us, self.boundary_us(), self.reached_us(), days)
-        return None if due_us is None else Hold(0, report.name, due_us)
+        return None if due_us is None else commands.Hold(0, report.name, due_us)
 
     def boundary_us(self) -> int:
         """What every shard has forgotten, as this replica knows. Any thread."""
@@ -182,22 +164,22 @@ class Coordinator:
         least = heapq.nsmallest(HOLDING_SHOWN, self._state.holds.items(), key=itemgetter(1))
         return {name: round((wanted_us - us) / 1e6, 1) for name, us in least if us < wanted_us}
 
-    def _complete(self, what: Proposed) -> DirectoryCommand | Standing | Rejected:
+    def _complete(self, what: DirectoryCommand) -> DirectoryCommand | Standing | Rejected:
         """With what only the leader knows: its clock, and how a lease stands."""
         now_us = self._clock.now_us()
         match what:
-            case Propose(shards=shards, start_us=start_us):
+            case commands.Propose(shards=shards, start_us=start_us):
                 return self._complete_proposal(now_us, shards, start_us)
-            case Fence(incarnation=incarnation):
+            case commands.Fence(incarnation=incarnation):
                 left_s = self._lease_left_s(incarnation)
                 if left_s > 0:
                     return Standing(False, left_s)
                 lease = self._state.leases.get(incarnation)
-                return Fence(now_us, incarnation, 0 if lease is None else lease.grant)
+                return commands.Fence(now_us, incarnation, 0 if lease is None else lease.grant)
             case _:
                 return replace(what, time_us=now_us)
 
-    def _complete_proposal(self, now_us: int, shards: int, start_us: int) -> Propose | Rejected:
+    def _complete_proposal(self, now_us: int, shards: int, start_us: int) -> commands.Propose | Rejected:
         """`start_us`: 0 for as soon as may be."""
         if shards > self._shards_max:
             return Rejected(
@@ -212,7 +194,7 @@ class Coordinator:
         skew_us = round(self._settings.clock_skew_s * 1e6)
         # Twice: the shards have the second one to prepare in.
         soon_us = now_us + 2 * skew_us + 1_000_000
-        return Propose(now_us, shards, start_us or soon_us, now_us + skew_us)
+        return commands.Propose(now_us, shards, start_us or soon_us, now_us + skew_us)
 
     def _standing(self, incarnation: int) -> Standing:
         return Standing(self._state.is_fenced(incarnation), max(0.0, self._lease_left_s(incarnation)))
@@ -240,12 +222,12 @@ class Coordinator:
                     return command
         return self._lease_to_forget(now_us)
 
-    def _lease_to_forget(self, now_us: int) -> EndLease | None:
+    def _lease_to_forget(self, now_us: int) -> commands.EndLease | None:
         now = self._clock.monotonic()
         for incarnation, seen in self._seen.items():
             lease = self._state.leases.get(incarnation)
             if lease is not None and now - seen > lease.lease_us / 1e6 + _FORGET_AFTER_S:
-                return EndLease(now_us, incarnation, lease.grant)
+                return commands.EndLease(now_us, incarnation, lease.grant)
         return None
 
 
@@ -258,15 +240,15 @@ def _due_of_shards(
     if len(configuration.intervals) > 1:
         boundary_us = min(one.state.boundary_us for one in hosted.values())
         if configuration.intervals[1].start_us <= configuration.needed_from(boundary_us):
-            return Trim(now_us, view.version, boundary_us)
+            return commands.Trim(now_us, view.version, boundary_us)
     if view.leaving is not None:
         groups = [log.committed_members, *(one.log.committed_members for one in hosted.values())]
         if is_replaced(groups, view.leaving):
-            return Gone(now_us, view.leaving[0])
+            return commands.Gone(now_us, view.leaving[0])
     return None
 
 
-def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -> Adopt | Abandon | None:
+def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -> DirectoryCommand | None:
     """Whether a proposal holds, once every shard has prepared for it, or its time is up."""
     late = []
     for number, state in states.items():
@@ -274,7 +256,7 @@ def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -
         if prepared is None or prepared.version != proposal.version:
             late.append(number)
         elif not prepared.fits:
-            return Abandon(
+            return commands.Abandon(
                 now_us,
                 proposal.version,
                 f"shard {number} holds an event of {_told(state.latest_us)}, which is not before the new "
@@ -282,10 +264,10 @@ def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -
                 "can begin before its time: choose a start after it",
             )
     if not late:
-        return Adopt(now_us, proposal.version)
+        return commands.Adopt(now_us, proposal.version)
     if now_us >= proposal.start_us:
         names = ", ".join(map(str, late[:5]))
-        return Abandon(
+        return commands.Abandon(
             now_us, proposal.version, f"shard {names} did not prepare in time: is there a majority of it?"
         )
     return None

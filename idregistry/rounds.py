@@ -210,43 +210,40 @@ class Rounds:
         self, method: str, request: Any, address: str | None, timeout_s: float, led: int | None = None
     ) -> Iterator[Any]:
         """The messages of one replica: the one named, or the nearest that answers at all, or, where none is
-        named, the leader of shard `led`.
+        named, the leader of shard `led`, which is looked for as long as any call may take. Once it has begun,
+        nobody else is asked.
 
         UnavailableError if they are not all drawn within `timeout_s`.
         """
         deadline = self._clock.monotonic() + timeout_s
-        if led is not None and address is None:
-            yield from self._stream_of_leader(method, request, led, deadline)
-            return
-        failures = []
-        # One that hangs would hold up a long call to its end: it is asked for the directory before.
-        targets = [(address, None)] if address is not None else self.routes.directories(timeout_s)
-        for target, answer in targets:
-            if isinstance(answer, grpc.RpcError):
-                failures.append(f"{target}: {self._failure(answer, target)[1]}")
-                continue
-            error = yield from self._messages(method, request, target, deadline, None)
-            if error is None:
-                return
-            failures.append(f"{target}: {failure_of(error)}")
-        raise UnavailableError(f"registry: {method} ended early ({'; '.join(failures)}); begin it again")
-
-    def _stream_of_leader(self, method: str, request: Any, shard: int, deadline: float) -> Iterator[Any]:
-        """It is looked for as long as any call may take; once it has begun, nobody else is asked."""
-        part = whole(shard=shard)
-        attempts = self.attempts(min(self._timeout_s, deadline - self._clock.monotonic()))
-        for left_s in attempts:
-            address = self.routes.leader(shard)
-            # One that hangs would hold up a long call to its end.
-            error = self.routes.ask("GetDirectory", pb.DirectoryRequest(), address, left_s)
+        by_leader = led is not None and address is None
+        part = whole(shard=DIRECTORY if led is None else led)
+        attempts = self.attempts(min(self._timeout_s, timeout_s) if by_leader else timeout_s)
+        order = [address] if address is not None else self.routes.nearest_first()
+        for nth, left_s in enumerate(attempts):
+            target = self.routes.leader(part.shard) if by_leader else order[nth]
+            # One that hangs would hold up a long call to its end: it is asked for the directory before.
+            error = (
+                None if address else self.routes.ask("GetDirectory", pb.DirectoryRequest(), target, left_s)
+            )
             if not isinstance(error, grpc.RpcError):
-                error = yield from self._messages(method, request, address, deadline, shard)
+                error = yield from self._messages(
+                    method, request, target, deadline, part.shard if by_leader else None
+                )
                 if error is None:
                     return
-            self._look_on(part, address, error, attempts)
-        raise UnavailableError(
-            f"registry shard {shard}: no leader began {method} in time ({'; '.join(part.failures)}); retry"
-        )
+            if by_leader:
+                self._look_on(part, target, error, attempts)
+                continue
+            self.routes.avoid(target)
+            part.failures.append(f"{target}: {failure_of(error)}")
+            if nth + 1 == len(order):
+                break
+            attempts.next_at_once()
+        told = "; ".join(part.failures)
+        if by_leader:
+            raise UnavailableError(f"registry shard {led}: no leader began {method} in time ({told}); retry")
+        raise UnavailableError(f"registry: {method} ended early ({told}); begin it again")
 
     def _messages(
         self, method: str, request: Any, address: str, deadline: float, led: int | None

@@ -32,7 +32,7 @@ from idregistry.rules.packing import (
     segments_mistake,
     token_mistake,
 )
-from idregistry.rules.sharding import HORIZON, SHARDS_MAX, Route
+from idregistry.rules.sharding import Route
 from idregistry.rules.surveys import Scanned, gone_joiners
 from idregistry.shard import (
     Answer,
@@ -251,8 +251,8 @@ class IdRegistryService(IdRegistryServicer):
             return shard.offer(barrier(deadline, applied))
 
         with self._slot(self._asked_accounts, context):
-            accounts = self._settled(context, offer)
-            account = accounts.of({*request.incarnations}, request.address, request.window)
+            account_of = self._settled(context, offer)
+            account = account_of({*request.incarnations}, request.address, request.window)
         places = list(account.days)
         return pb.AccountResponse(
             incarnations=[incarnation for incarnation, _ in places],
@@ -402,8 +402,6 @@ class IdRegistryService(IdRegistryServicer):
 
     def Reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
         """Propose another number of shards for events from a time on."""
-        if not 1 <= request.shards <= SHARDS_MAX or not 0 <= request.at_us < HORIZON:
-            _mistake(context, f"{request.shards} shards from {request.at_us} us: that can't be")
         result = self._ask(commands.Propose(0, request.shards, request.at_us, 0), context)
         assert isinstance(result, Proposal), result
         return pb.ReshardResponse(version=result.version, start_us=result.start_us)

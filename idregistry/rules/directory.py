@@ -14,25 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from idregistry.rules.commands import (
-    Abandon,
-    Adopt,
-    Cancel,
-    Dismiss,
-    EndLease,
-    Fence,
-    Found,
-    Gone,
-    Hold,
-    KeepAlive,
-    Mismatched,
-    Propose,
-    Rejected,
-    Replace,
-    Row,
-    Trim,
-    decode_directory,
-)
+from idregistry.rules import commands
+from idregistry.rules.commands import Mismatched, Rejected, Row, decode_directory
 from idregistry.rules.sharding import (
     BEGINNING,
     HORIZON,
@@ -155,19 +138,19 @@ class DirectoryState(_Kept, dict=True, eq=False):
         self.held_us: int | None = None
         """The least of the holds."""
         self._rules: dict[type, Callable[[Any], object]] = {
-            Found: self._found,
-            Propose: self._propose,
-            Adopt: self._adopt,
-            Abandon: self._abandon,
-            Trim: self._trim,
-            Replace: self._replace,
-            Cancel: self._cancel,
-            Gone: self._gone,
-            KeepAlive: self._keep_alive,
-            Fence: self._fence,
-            EndLease: self._end_lease,
-            Dismiss: self._dismiss,
-            Hold: self._hold,
+            commands.Found: self._found,
+            commands.Propose: self._propose,
+            commands.Adopt: self._adopt,
+            commands.Abandon: self._abandon,
+            commands.Trim: self._trim,
+            commands.Replace: self._replace,
+            commands.Cancel: self._cancel,
+            commands.Gone: self._gone,
+            commands.KeepAlive: self._keep_alive,
+            commands.Fence: self._fence,
+            commands.EndLease: self._end_lease,
+            commands.Dismiss: self._dismiss,
+            commands.Hold: self._hold,
         }
 
     def apply(self, command: bytes) -> object:
@@ -176,7 +159,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         self.time_us = max(self.time_us, decoded.time_us)
         return self._rules[type(decoded)](decoded)
 
-    def _found(self, command: Found) -> bool:
+    def _found(self, command: commands.Found) -> bool:
         if self.view.configuration is not None:
             return False
         replicas = {row.name: row for row in command.replicas}
@@ -188,7 +171,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         )
         return True
 
-    def _propose(self, command: Propose) -> Proposal | Rejected:
+    def _propose(self, command: commands.Propose) -> Proposal | Rejected:
         configuration = self.view.configuration
         busy = _busy(self.view)
         if busy is not None or configuration is None:
@@ -213,7 +196,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         self.view = replace(self.view, proposal=proposal)
         return proposal
 
-    def _adopt(self, command: Adopt) -> bool:
+    def _adopt(self, command: commands.Adopt) -> bool:
         view, configuration, proposal = self.view, self.view.configuration, self.view.proposal
         if configuration is None or proposal is None or proposal.version != command.version:
             return False
@@ -227,7 +210,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         )
         return True
 
-    def _abandon(self, command: Abandon) -> bool:
+    def _abandon(self, command: commands.Abandon) -> bool:
         view, configuration, proposal = self.view, self.view.configuration, self.view.proposal
         if configuration is None or proposal is None or proposal.version != command.version:
             return False
@@ -240,7 +223,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         )
         return True
 
-    def _trim(self, command: Trim) -> bool:
+    def _trim(self, command: commands.Trim) -> bool:
         view, configuration = self.view, self.view.configuration
         if configuration is None or view.proposal is not None or configuration.version != command.version:
             return False
@@ -260,7 +243,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         )
         return True
 
-    def _replace(self, command: Replace) -> bool | Rejected:
+    def _replace(self, command: commands.Replace) -> bool | Rejected:
         view, old, row = self.view, command.old, command.row
         if view.leaving == (old, row.name) and view.replicas[row.name] == row:
             return True
@@ -278,7 +261,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         self.view = replace(view, replicas={**view.replicas, row.name: row}, leaving=(old, row.name))
         return True
 
-    def _cancel(self, command: Cancel) -> bool | Rejected:
+    def _cancel(self, command: commands.Cancel) -> bool | Rejected:
         """Turned round, not dropped: until no group has it any more, `new` may be needed for a majority."""
         view, new = self.view, command.new
         if view.leaving is not None and view.leaving[1] == new:
@@ -289,7 +272,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         there_is = "none at all" if view.leaving is None else " by ".join(view.leaving)
         return Rejected(f"no replacement by a replica '{new}' is under way ({there_is})")
 
-    def _gone(self, command: Gone) -> bool:
+    def _gone(self, command: commands.Gone) -> bool:
         view, old = self.view, command.old
         if view.leaving is None or view.leaving[0] != old:
             return False
@@ -301,7 +284,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         )
         return True
 
-    def _keep_alive(self, command: KeepAlive) -> bool | Mismatched | Rejected:
+    def _keep_alive(self, command: commands.KeepAlive) -> bool | Mismatched | Rejected:
         incarnation, settings = command.incarnation, command.settings
         if incarnation in self._fenced:
             return False
@@ -316,7 +299,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         self.renewed.add(incarnation)
         return True
 
-    def _fence(self, command: Fence) -> bool:
+    def _fence(self, command: commands.Fence) -> bool:
         incarnation = command.incarnation
         if incarnation in self._fenced:
             return True
@@ -328,7 +311,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
         self.vanished.pop(incarnation, None)
         return True
 
-    def _end_lease(self, command: EndLease) -> bool:
+    def _end_lease(self, command: commands.EndLease) -> bool:
         lease = self.leases.get(command.incarnation)
         if lease is not None and lease.grant == command.grant:
             del self.leases[command.incarnation]
@@ -338,7 +321,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
                     del self.vanished[next(iter(self.vanished))]
         return command.incarnation not in self.leases
 
-    def _dismiss(self, command: Dismiss) -> bool:
+    def _dismiss(self, command: commands.Dismiss) -> bool:
         """A lease is not ended: its joiner may count on it."""
         for incarnation in command.incarnations:
             self.vanished.pop(incarnation, None)
@@ -346,7 +329,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
                 self.leases[incarnation] = replace(lease, dismissed=True)
         return True
 
-    def _hold(self, command: Hold) -> bool | Rejected:
+    def _hold(self, command: commands.Hold) -> bool | Rejected:
         holds, name = dict(self.holds), command.name
         if command.oldest_us is None:
             holds.pop(name, None)

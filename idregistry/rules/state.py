@@ -13,6 +13,7 @@ recovery take an id out.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AnySet
+from functools import partial
 from itertools import chain, compress, repeat
 from operator import is_
 
@@ -48,7 +49,7 @@ from idregistry.rules.segments import (
     token_of,
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
-from idregistry.rules.surveys import Accounts, Scanned, scan
+from idregistry.rules.surveys import Account, Scanned, account_of, scan
 from idregistry.rules.table import Head, IdTable, pack, unpack
 from photon.core.accounts import window_of
 from photon.core.columns import unpack_times
@@ -425,10 +426,11 @@ class ShardState:
         names = facts.holders.names  # before the cut: of what it has, none is forgotten here
         return scan(facts.table.cut(facts.live_at(boundary_us)), names, boundary_us)
 
-    def accounts(self) -> "Accounts":
-        """What every holder has. Raft thread only; what it gives is for any thread."""
+    def accounts(self) -> Callable[[AnySet[int], str, int], Account]:
+        """What incarnations, an address and a window are asked of, as of now: any thread may ask. To be
+        called in the raft thread."""
         facts = self._facts
-        return Accounts(facts.counts.tally.copy(), facts.holders.names, facts.live)
+        return partial(account_of, facts.counts.tally.copy(), facts.holders.names, facts.live)
 
     def held_by(self, incarnations: AnySet[int]) -> Counter[int]:
         """How many ids each of these has, as of `joiners_among`. Any thread."""

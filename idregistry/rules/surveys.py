@@ -135,25 +135,26 @@ class Account:
     since: int
 
 
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """Of all holders of a shard, at one moment."""
+def account_of(
+    tally: Tally[int],
+    names: Mapping[int, bytes],
+    live: int,
+    incarnations: AnySet[int],
+    address: str,
+    window: int,
+) -> Account:
+    """As of `joiners_among`, without what tokens of `window` and later ones hold.
 
-    tally: Tally[int]
-    names: Mapping[int, bytes]
-    live: int
-    """The first bucket that is kept."""
-
-    def of(self, incarnations: AnySet[int], address: str, window: int) -> Account:
-        """As of `joiners_among`, without what tokens of `window` and later ones hold."""
-        mine = joiners_among(self.names, incarnations, address)
-        days: dict[tuple[int, int], Sum] = {}
-        for key, sum_ in self.tally.before(window).items():
-            bucket, number = split_key(key)
-            if number in mine and bucket >= self.live:
-                place = mine[number], bucket // HOURS_A_DAY
-                days[place] = plus(days.get(place, NOTHING), sum_)
-        return Account(days, -(-self.live // HOURS_A_DAY), self.tally.since)
+    `tally` and `names` are of Counts and Holders at one moment; `live`: the first bucket that is kept.
+    """
+    mine = joiners_among(names, incarnations, address)
+    days: dict[tuple[int, int], Sum] = {}
+    for key, sum_ in tally.before(window).items():
+        bucket, number = split_key(key)
+        if number in mine and bucket >= live:
+            place = mine[number], bucket // HOURS_A_DAY
+            days[place] = plus(days.get(place, NOTHING), sum_)
+    return Account(days, -(-live // HOURS_A_DAY), tally.since)
 
 
 def gone_joiners(

@@ -35,9 +35,9 @@ def test_what_late_tokens_won_is_told_apart_also_after_a_restart() -> None:
     restored.restore(list(state.freeze()))
     for one in (state, restored):
         accounts = one.accounts()
-        assert accounts.of({7}, "", NOW - 1).days == {(7, DAY): plus(sum_of(range(5)), sum_of(range(10, 15)))}
-        assert accounts.of({7}, "", NOW + 1).days[7, DAY][0] == 20
-        assert accounts.of({7}, "", LATEST).since == NOW - WINDOWS
+        assert accounts({7}, "", NOW - 1).days == {(7, DAY): plus(sum_of(range(5)), sum_of(range(10, 15)))}
+        assert accounts({7}, "", NOW + 1).days[7, DAY][0] == 20
+        assert accounts({7}, "", LATEST).since == NOW - WINDOWS
 
 
 def test_what_a_late_token_won_and_gave_back_is_in_no_account() -> None:
@@ -46,8 +46,8 @@ def test_what_a_late_token_won_and_gave_back_is_in_no_account() -> None:
     state.apply(encode(taken))
     back = Release(NOW_US, taken.tokens, [4], event_ids(*range(4)), pack_times([NOW_US] * 4), [OWN], True)
     state.apply(encode(back))
-    assert state.accounts().of({7}, "", LATEST).days == {(7, DAY): sum_of(range(4, 6))}
-    assert state.accounts().of({7}, "", NOW).days == {}
+    assert state.accounts()({7}, "", LATEST).days == {(7, DAY): sum_of(range(4, 6))}
+    assert state.accounts()({7}, "", NOW).days == {}
 
 
 def test_an_account_is_of_the_incarnations_asked_for_and_of_all_of_an_address() -> None:
@@ -55,16 +55,16 @@ def test_an_account_is_of_the_incarnations_asked_for_and_of_all_of_an_address() 
     state.apply(encode(commit(range(3), Token("a:1", 7, 1))))
     state.apply(encode(commit(range(3, 5), Token("b:2", 8, 1))))
     accounts = state.accounts()
-    assert {place[0] for place in accounts.of({7}, "", LATEST).days} == {7}
-    assert {place[0] for place in accounts.of(set(), "b:2", LATEST).days} == {8}
-    assert {place[0] for place in accounts.of({7}, "b:2", LATEST).days} == {7, 8}
+    assert {place[0] for place in accounts({7}, "", LATEST).days} == {7}
+    assert {place[0] for place in accounts(set(), "b:2", LATEST).days} == {8}
+    assert {place[0] for place in accounts({7}, "b:2", LATEST).days} == {7, 8}
 
 
 def test_days_that_are_forgotten_in_part_are_named() -> None:
     state = new_state()
     state.apply(encode(commit(range(3), Token("a:1", 7, 1))))
     state.apply(encode(Boundary(NOW_US, (DAY * HOURS_A_DAY + 1) * BUCKET_US)))
-    assert state.accounts().of({7}, "", LATEST).first_day == DAY + 1
+    assert state.accounts()({7}, "", LATEST).first_day == DAY + 1
 
 
 @pytest.mark.parametrize("count", [1, 13, 300])
@@ -74,7 +74,7 @@ def test_a_joiner_sums_its_lines_up_as_the_registry_sums_its_ids(count: int) -> 
     times = pack_times([(-1) ** row * NOW_US for row in range(count)])
     state = new_state()
     state.apply(encode(Commit(NOW_US, [Token("a:1", 7, 1).pack()], [count], ids, times, [OWN])))
-    days = state.accounts().of({7}, "", LATEST).days
+    days = state.accounts()({7}, "", LATEST).days
     assert days == {(7, day): sum_ for day, sum_ in sums_by_day(ids, times).items()}
 
 

@@ -67,7 +67,7 @@ def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(kind: str, exa
             assert (replica.boundary_us, replica.latest_us) == (model.boundary_us, model.latest_us)
             assert (replica.configuration, replica.prepared) == (model.configuration, model.prepared)
             assert replica.fences == len(model.fences)
-            assert replica.accounts().of({0, 1, 2, END}, "", LATEST).days == model.days()
+            assert replica.accounts()({0, 1, 2, END}, "", LATEST).days == model.days()
         assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
 
     play()
