@@ -14,8 +14,7 @@ from typing import Final
 
 import grpc
 
-from idregistry.coordinator import Coordinator
-from idregistry.hosting import Hosting
+from idregistry.coordinator import Coordinator, Hosting
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
 from idregistry.rules.placement import majority_time_us, reached_us

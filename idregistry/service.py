@@ -19,8 +19,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 
-from idregistry.coordinator import Coordinator, Look, Report, Wanted
-from idregistry.hosting import Hosting
+from idregistry.coordinator import Coordinator, Hosting, Look, Report, Wanted
 from idregistry.rules import commands
 from idregistry.rules.directory import DirectoryState, Proposal, name_mistake
 from idregistry.rules.packing import (

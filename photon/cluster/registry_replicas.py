@@ -21,7 +21,7 @@ from photon.core.errors import CorruptStateError, LockedError, StorageError, Una
 from photon.raft.store import HardState, read_groups, read_identity, read_peers
 
 if TYPE_CHECKING:
-    from idregistry.hosting import Table
+    from idregistry.coordinator import Table
 
 LOOK_S: Final = 2.0
 _GROUP: Final = "group-0000"
@@ -176,7 +176,7 @@ def members_of(work: Path, count: int) -> Members:
     if not home.exists():
         fresh = [f"r{number}" for number in range(count)]
         return Members(fresh, frozenset(), [], forgot=fresh, mostly_lost=True)
-    from idregistry.hosting import TABLE_FILE, Table, read_table
+    from idregistry.coordinator import TABLE_FILE, Table, read_table
 
     table = max((read_table(path) for path in home.glob(f"*/{TABLE_FILE}")), key=_age, default=Table())
     names = sorted(row.name for row in table.replicas) or [f"r{number}" for number in range(count)]
@@ -224,7 +224,7 @@ def clear_unfounded(work: Path, count: int) -> None:
 
 def _is_unfounded(home: Path, count: int) -> bool:
     """Whether there are directories of replicas, and nothing was ever decided by them."""
-    from idregistry.hosting import TABLE_FILE
+    from idregistry.coordinator import TABLE_FILE
 
     paths = _replicas_in(home)
     if not paths or any((path / TABLE_FILE).exists() for path in paths):

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from idregistry.client import RegistryAt, check_replica
-from idregistry.hosting import read_table
+from idregistry.coordinator import read_table
 from photon.cli.certs import Authority
 from photon.cli.options import parse_time_us
 from photon.cli.registry import _write_joining_topology

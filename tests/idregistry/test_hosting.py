@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idregistry.hosting import Hosting
+from idregistry.coordinator import Hosting
 from idregistry.rules.commands import (
     Adopt,
     Cancel,

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from idregistry import service as service_module
-from idregistry.coordinator import Coordinator
-from idregistry.hosting import Hosting
+from idregistry.coordinator import Coordinator, Hosting
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
 from idregistry.rules.placement import reached_us

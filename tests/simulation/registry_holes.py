@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from idregistry import shard as shards
-from idregistry.hosting import Hosting
+from idregistry.coordinator import Hosting
 from idregistry.rules import directory, table
 from idregistry.rules.directory import View
 from idregistry.rules.packing import Holders
