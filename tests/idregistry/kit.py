@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
+import grpc
 import numpy as np
 
 from idregistry.rules.commands import Commit, Configure, encode
@@ -19,6 +20,20 @@ OWN = Route(HORIZON, False)
 LATEST = 1 << 60
 """A window of accounts after all tokens."""
 WON, DUPLICATE, EXPIRED, FENCED, MISROUTED = bytes(Committed)
+
+
+class RpcFailed(grpc.RpcError):
+    """As a client of gRPC hears of it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
 
 
 def token(name: str) -> bytes:

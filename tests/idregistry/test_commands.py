@@ -16,9 +16,7 @@ from idregistry.rules.commands import (
     CommandError,
     Commit,
     Configure,
-    Fences,
     Gone,
-    Prepare,
     Release,
     decode,
     encode,
@@ -27,40 +25,7 @@ from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interva
 from photon.core.columns import pack_times, take_ids, take_times
 from photon.core.ids import IdPacker
 from tests.idregistry.kit import event_ids, one_shard
-
-INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
-UINT64 = st.integers(0, (1 << 64) - 1)
-
-
-@st.composite
-def with_tokens(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Release:
-    counts = draw(st.lists(st.integers(0, 5), max_size=5))
-    tokens = [draw(st.binary(min_size=1, max_size=40)) for _ in counts]
-    total = sum(counts)
-    ids = draw(st.binary(min_size=16 * total, max_size=16 * total))
-    times = draw(st.binary(min_size=8 * total, max_size=8 * total))
-    routes = [Route(draw(INT64), draw(st.booleans())) for _ in counts]
-    given_back = [draw(st.booleans())] if kind is Release else []
-    return kind(draw(INT64), tokens, counts, ids, times, routes, *given_back)
-
-
-@st.composite
-def configurations(draw: st.DrawFn) -> Configuration:
-    starts = draw(st.lists(st.integers(BEGINNING + 1, (1 << 63) - 1), unique=True, max_size=3))
-    shards = st.integers(1, 4096)
-    return Configuration(
-        draw(UINT64), tuple(Interval(start, draw(shards)) for start in [BEGINNING, *sorted(starts)])
-    )
-
-
-COMMANDS = (
-    with_tokens(Commit)
-    | with_tokens(Release)
-    | st.builds(Boundary, INT64, INT64)
-    | st.builds(Fences, INT64, UINT64, st.lists(UINT64, max_size=4).map(tuple))
-    | st.builds(Prepare, INT64, UINT64, INT64)
-    | st.builds(Configure, INT64, configurations())
-)
+from tests.idregistry.state_model import COMMANDS
 
 
 @settings(deadline=None)
@@ -128,12 +93,8 @@ def test_shard_is_a_function_of_the_id() -> None:
     assert shard_of(ids + ids, 100).tolist() == SHARDS_OF_100 * 2
 
 
-def always(shards: int) -> Configuration:
-    return Configuration(1, (Interval(BEGINNING, shards),))
-
-
 def shard_of(ids: bytes, shards: int) -> npt.NDArray[np.uint64]:
-    return always(shards).shard_of(ids, bytes(len(ids) // 2))
+    return one_shard(shards).shard_of(ids, bytes(len(ids) // 2))
 
 
 SHARDS_OF_100 = [17, 27, 17, 3, 12, 42, 27, 62]
@@ -150,7 +111,7 @@ def test_ids_of_one_server_spread_over_all_shards() -> None:
 def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shards: int, seed: int) -> None:
     rng = random.Random(seed)
     ids, times = rng.randbytes(16 * count), rng.randbytes(8 * count)
-    parts = split(whole(ids, times), always(shards), False)
+    parts = split(whole(ids, times), one_shard(shards), False)
     assert len({part.shard for part in parts}) == len(parts)
     for part in parts:
         assert set(shard_of(part.ids, shards).tolist()) == {part.shard}
@@ -168,7 +129,7 @@ def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shard
 
 def test_a_batch_of_one_shard_is_passed_on_as_it_is() -> None:
     ids, times = event_ids(1, 2, 3), bytes(24)
-    (part,) = split(whole(ids, times), always(1), False)
+    (part,) = split(whole(ids, times), one_shard(1), False)
     assert part.ids is ids
     assert part.times is times
     assert part.rows.tolist() == [0, 1, 2]
@@ -203,7 +164,7 @@ def test_each_id_keeps_its_token_when_a_release_is_split(counts: list[int], shar
     ids = event_ids(*range(count))
     tokens = [b"token %d" % n for n in range(len(counts))]
     of_row = [token for token, n in zip(tokens, counts, strict=True) for _ in range(n)]
-    for part in split(whole(ids, bytes(8 * count)), always(shards), False):
+    for part in split(whole(ids, bytes(8 * count)), one_shard(shards), False):
         segments, sizes = segments_of(part, tokens, counts)
         spread = [token for token, n in zip(segments, sizes, strict=True) for _ in range(n)]
         assert spread == [of_row[row] for row in part.rows]

@@ -3,29 +3,19 @@
 Another number of shards while commits go on (2.2.2); old ids go, and with them shards that are empty (2.3).
 """
 
-import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from idregistry.client import RegistryClient
-from idregistry.rules.commands import Found, Row, encode
-from idregistry.rules.directory import DirectoryState
 from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.state import ShardState
-from idregistry.shard import Answer, Request, Settled, Shard
-from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.errors import NoQuorumError, UnavailableError
 from photon.core.fates import Registered
-from photon.core.settings import Registry
-from photon.raft.addresses import Endpoint
-from photon.raft.host import RaftHost
-from photon.raft.port import RaftLimits
 from tests.idregistry.cluster import NODES, Cluster
-from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, OWN, WON, event_ids, same_times, token
+from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times, token
 from tests.idregistry.load import Load, assert_sound
 from tests.waiting import wait_until
 
@@ -91,54 +81,6 @@ def test_without_a_majority_nothing_is_acknowledged_and_lookups_go_on(make_clust
     assert client.lookup(event_ids(1, 3), same_times(2)) == bytes([PRESENT, ABSENT])
     cluster.start(*(node for node in NODES if node != left))
     assert client.commit(event_ids(2), same_times(1), token("b")) == bytes([WON])
-
-
-def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path: Path) -> None:
-    restored: list[int] = []
-
-    class Watched(ShardState):
-        def restore(self, chunks: Iterable[bytes]) -> None:
-            super().restore(chunks)
-            restored.append(self.ids)
-
-    def run(numbers: range) -> ShardState:
-        settings, clock = Registry(), SystemClock()
-        limits = RaftLimits(compact_entries=10, tail_entries=2)
-        directory = DirectoryState()
-        directory.apply(encode(Found(NOW_US, 1, (Row("r0", "127.0.0.1", 1, "127.0.0.1:2"),), bytes(16))))
-        host = RaftHost(
-            Endpoint("r0", ("127.0.0.1", 0), b""),
-            {},
-            tmp_path,
-            rng=random.Random(1),
-            on_fatal=fatal.append,
-            limits=limits,
-        )
-        shard = Shard(1, settings, clock, host.wake, directory, lambda: None)
-        shard.state = Watched(0)
-        log = host.add_group(0, shard.state, shard.on_tick, ["r0"])
-        host.start()
-        wait_until(lambda: log.is_leader)
-        for number in numbers:
-            answers: list[Answer] = []
-            shard.offer(
-                Request(
-                    event_ids(number), same_times(1), token("a"), OWN, clock.monotonic() + 10, answers.append
-                )
-            )
-            wait_until(lambda answers=answers: bool(answers))
-            assert answers == [Settled(bytes([WON]))]
-        wait_until(lambda: log.status().log_entries < 20)
-        host.stop()
-        return shard.state
-
-    fatal: list[BaseException] = []
-    first = run(range(45))
-    second = run(range(40, 50))
-    assert not fatal
-    assert restored
-    assert restored[0] >= 20
-    assert (first.ids, second.ids) == (45, 50)
 
 
 @pytest.mark.long

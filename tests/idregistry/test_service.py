@@ -1,6 +1,5 @@
 """Service and client over real gRPC, with fake logs behind: routing, retries, refusals."""
 
-import itertools
 import random
 import threading
 import time
@@ -27,7 +26,6 @@ from idregistry.service import (
     LOOKUP_LAG_MAX,
     LOOKUP_PART,
     LOOKUPS_MAX,
-    Slots,
 )
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
@@ -180,55 +178,29 @@ def test_overload_is_refused_and_the_client_says_that_nothing_was_done(ensemble:
     assert node.shards[0].state.ids == 11
 
 
-def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
-    node = ensemble.leading()
-    node.logs[0].held = True
-    calls = [
-        node.stub.Commit.future(
-            pb.CommitRequest(ids=event_ids(n), times=same_times(1), token=token("a")), timeout=20
-        )
-        for n in range(COMMITS_OF_A_SHARD_MAX)
-    ]
-    wait_until(lambda: node.logs[0].in_flight + node.shards[0].waiting_ids >= 1)
-    client = ensemble.client(timeout_s=3.0)
-    assert client.lookup(event_ids(1), same_times(1)) == bytes([ABSENT])
-    assert client.status(node.address)["shards"][0]["is_leader"]
-    node.logs[0].held = False
-    wait_until(lambda: node.logs[0].apply_held() or all(call.done() for call in calls))
-    assert {call.result().outcomes for call in calls} == {bytes([WON])}
-
-
-def test_commits_that_wait_for_one_shard_leave_room_for_the_others(ensemble: Ensemble) -> None:
+def test_commits_that_wait_for_one_shard_leave_room_for_the_others_and_for_lookups(
+    ensemble: Ensemble,
+) -> None:
     """Shard 0 has lost its majority; clients ask for it again and again."""
     node = ensemble.leading(shards=2, request_timeout_s=20.0)
     node.logs[0].held = True
 
-    def of_shard(shard: int, count: int) -> bytes:
-        ids = (event_id(n) for n in itertools.count())
-        return b"".join(itertools.islice((i for i in ids if hash_ids(i)[0] % 2 == shard), count))
-
-    ids, times = of_shard(0, 1), same_times(1)
+    ids, times = ids_of_shard(0, 1)[0], same_times(1)
     calls = [
         node.stub.Commit.future(pb.CommitRequest(ids=ids, times=times, token=token("a")), timeout=20)
         for n in range(COMMITS_WAITING_MAX)
     ]
     refused = COMMITS_WAITING_MAX - COMMITS_OF_A_SHARD_MAX
     wait_until(lambda: sum(call.done() for call in calls) == refused)
-    asked = pb.CommitRequest(shard=1, ids=of_shard(1, 1), times=times, token=token("a"))
+    asked = pb.CommitRequest(shard=1, ids=ids_of_shard(1, 1)[0], times=times, token=token("a"))
     assert node.stub.Commit(asked, timeout=20).outcomes == bytes([WON])
+    client = ensemble.client(timeout_s=3.0)
+    assert client.lookup(ids, times) == bytes([ABSENT])
+    assert client.status(node.address)["shards"][0]["is_leader"]
     node.logs[0].held = False
     wait_until(lambda: node.logs[0].apply_held() or all(call.done() for call in calls))
     said = Counter(call.code() for call in calls)
     assert said == {grpc.StatusCode.OK: len(calls) - refused, grpc.StatusCode.RESOURCE_EXHAUSTED: refused}
-
-
-def test_slots_are_shared_by_whoever_asks() -> None:
-    slots = Slots(8, "wait", 3)
-    assert [slots.take(0) for _ in range(7)] == [True] * 6 + [False]
-    assert [slots.take(1) for _ in range(3)] == [True, True, False]
-    slots.give_back(0)
-    assert not slots.take(0), "it has more than its share by now"
-    assert slots.take(2)
 
 
 def test_a_strangers_malformed_requests_are_refused(ensemble: Ensemble) -> None:

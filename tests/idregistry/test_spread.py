@@ -19,7 +19,7 @@ from photon.core.columns import pack_times, split_ids
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Committed, Registered
 from photon.core.ids import Token, parse_token
-from tests.idregistry.kit import DUPLICATE, NOW_US, WON, contents, event_id, opaque_id, token
+from tests.idregistry.kit import DUPLICATE, NOW_US, WON, RpcFailed, contents, event_id, opaque_id, token
 
 HOUR_US = 3_600_000_000
 SPREAD_US = HOUR_US
@@ -31,24 +31,14 @@ class Crashed(BaseException):
     """The process is gone."""
 
 
-class LostAnswer(grpc.RpcError):
+def lost_answer() -> RpcFailed:
     """What was asked for was done; nobody heard."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-
-    def details(self) -> str:
-        return "no answer"
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
+    return RpcFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer")
 
 
-class Overloaded(LostAnswer):
+def overloaded() -> RpcFailed:
     """Nothing was done."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.RESOURCE_EXHAUSTED
+    return RpcFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, "no answer")
 
 
 class World:
@@ -157,7 +147,7 @@ def client_of(world: World, turn: Any = lambda: None, lossy: bool = False) -> Re
             command = Release(NOW_US, tokens, counts, *columns, [route] * len(counts), request.given_back)
         outcomes = world.apply(request.shard, command)
         if lossy and world.rng.random() < 0.1:
-            return LostAnswer()
+            return lost_answer()
         turn()
         return SimpleNamespace(outcomes=outcomes, version=version)
 
@@ -220,14 +210,15 @@ def test_what_may_be_done_is_not_called_undone_when_it_is_routed_anew() -> None:
     world = World(1, 1, 2)
     clock, client = world.clock, client_of(world)
     rounds: Any = client._rounds
-    answers = iter([LostAnswer, rounds._send])
+    answers = iter([lost_answer, None])
+    asks = rounds._send
     rounds._wait, rounds._timeout_s = clock.advance, 5.0
 
     def send(*arguments: Any) -> list[Any]:
-        answer = next(answers, Overloaded)
-        if answer is LostAnswer:
+        answer = next(answers, overloaded)
+        if answer is lost_answer:
             assert world.reshard(START_US, 2)
-        return [answer()] if isinstance(answer, type) else answer(*arguments)
+        return asks(*arguments) if answer is None else [answer()]
 
     rounds._send = send
     with pytest.raises(UnavailableError, match="not known whether it was registered") as raised:

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idregistry.rules import table as idtable
-from idregistry.rules.commands import Boundary, Commit, Fences, Prepare, Release, encode
+from idregistry.rules.commands import Boundary, Commit, Fences, Release, encode
 from idregistry.rules.packing import BUCKET_US
 from idregistry.rules.placement import DAY_US
-from idregistry.rules.sharding import Prepared
 from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
@@ -28,7 +27,6 @@ from tests.idregistry.kit import (
     event_id,
     event_ids,
     new_state,
-    one_shard,
     same_times,
 )
 from tests.idregistry.state_model import crafted
@@ -38,20 +36,6 @@ def restored(chunks: list[bytes]) -> ShardState:
     state = ShardState(0)
     state.restore(chunks)
     return state
-
-
-def test_a_restored_replica_knows_all_that_the_other_knew() -> None:
-    state = new_state()
-    state.apply(commit_command((Token("a:1", 5, 1).pack(), [1]), (b"b", [2, 3]), time_us=NOW_US))
-    state.apply(encode(Boundary(NOW_US + 7, 500)))
-    state.apply(encode(Fences(NOW_US, 0, (4, 5))))
-    state.apply(encode(Prepare(NOW_US, 2, NOW_US + 1)))
-    other = restored(list(state.freeze()))
-    assert contents(other) == contents(state)
-    assert (other.ids, other.boundary_us, other.time_us) == (3, 500, NOW_US + 7)
-    assert (other.latest_us, other.fences) == (NOW_US, 2)
-    assert (other.configuration, other.prepared) == (one_shard(), Prepared(2, NOW_US + 1, True))
-    assert list(other.freeze()) == list(state.freeze())
 
 
 def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon.rpc.network import RENEW_S, NamedChannel, is_name
 from photon.rpc.servers import Server
+from tests.idregistry.kit import RpcFailed
 from tests.waiting import wait_until
 
 NOWHERE = "127.0.0.1:1"
@@ -74,21 +75,26 @@ def opened(server):
     made.channel.close()
 
 
-def test_calls_that_find_no_connection_for_long_go_to_a_new_channel(opened):
-    opened.fail()
-    assert opened.count == 1
-    opened.now_s += RENEW_S
-    opened.fail()
-    assert opened.count == 2
-    assert opened.check() == SERVING
-
-
-def test_a_call_that_was_asked_for_later_and_one_with_its_own_answer_do_so_too(opened):
-    opened.now_s += RENEW_S
-    assert opened.stub.Check.future(CHECK, timeout=20).exception() is not None
-    wait_until(lambda: opened.count == 2)  # the future is told of before its callbacks have run
-    assert opened.stub.Check.future(CHECK, timeout=20).result().status == SERVING
-    assert opened.stub.Check.with_call(CHECK, timeout=20)[0].status == SERVING
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda stub: stub.Check(CHECK, timeout=20),
+        lambda stub: stub.Check.with_call(CHECK, timeout=20)[0],
+        lambda stub: stub.Check.future(CHECK, timeout=20).result(),
+        lambda stub: next(stub.Watch(CHECK, timeout=20)),
+    ],
+    ids=["call", "with_call", "future", "stream"],
+)
+def test_calls_that_find_no_connection_for_long_go_to_a_new_channel(opened, ask):
+    for count in (1, 2):
+        with pytest.raises(grpc.RpcError) as failed:
+            ask(opened.stub)
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        wait_until(
+            lambda count=count: opened.count == count
+        )  # a future is told of before its callbacks have run
+        opened.now_s += RENEW_S
+    assert ask(opened.stub).status == SERVING
 
 
 def test_a_call_that_the_server_refused_changes_nothing(server):
@@ -125,16 +131,12 @@ def test_a_closed_channel_is_not_opened_again(opened):
     opened.now_s += RENEW_S
     used = opened.channel.begin()
     opened.channel.close()
-    opened.channel.end(used, Refused())
+    opened.channel.end(used, refused())
     assert opened.count == 1
 
 
-class Refused:
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self):
-        return "failed to connect to all addresses"
+def refused():
+    return RpcFailed(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
 
 
 class Slow(health_pb2_grpc.HealthServicer):
@@ -195,7 +197,7 @@ def test_calls_under_way_outlive_a_renewal_and_their_channel_is_closed_after_the
         assert slow.begun.acquire(timeout=60)
         opened.now_s += RENEW_S
         used = opened.channel.begin()
-        opened.channel.end(used, Refused())
+        opened.channel.end(used, refused())
         assert opened.count == 2
         assert opened.check() == SERVING
         assert not closed.is_set()
@@ -203,22 +205,6 @@ def test_calls_under_way_outlive_a_renewal_and_their_channel_is_closed_after_the
         assert answer.result(60).status == SERVING
     assert closed.wait(60)
     opened.channel.close()
-
-
-def test_a_stream_is_opened_on_the_newest_channel(opened):
-    opened.now_s += RENEW_S
-    opened.fail()
-    watch = opened.stub.Watch(CHECK, timeout=20)
-    assert next(watch).status == SERVING
-    watch.cancel()
-
-
-def test_a_stream_that_finds_no_connection_renews_the_channel_too(opened):
-    opened.now_s += RENEW_S
-    with pytest.raises(grpc.RpcError):
-        next(opened.stub.Watch(CHECK, timeout=20))
-    wait_until(lambda: opened.count == 2)
-    assert opened.check() == SERVING
 
 
 def test_a_stream_that_nobody_holds_any_more_is_cancelled(slow):

@@ -22,7 +22,7 @@ from photon.core.errors import PhotonError, UsageError
 from photon.core.ids import ID_BYTES, Token
 from photon.core.settings import Registry
 from photon.raft.port import RaftLimits
-from tests.idregistry.kit import opaque_id
+from tests.idregistry.kit import RpcFailed, opaque_id
 from tests.in_memory import memory_directory
 from tests.simulation.checkers import check
 from tests.simulation.clock import Clock
@@ -127,18 +127,6 @@ class WholeRun:
     stats: dict[str, int] = field(default_factory=dict)
 
 
-class _RpcError(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-
 class _Context:
     """What the service asks of a call."""
 
@@ -147,7 +135,7 @@ class _Context:
         self._deadline = deadline
 
     def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise _RpcError(code, details)
+        raise RpcFailed(code, details)
 
     def time_remaining(self) -> float:
         return self._deadline - self._clock.at
@@ -179,18 +167,18 @@ class _Channel:
         while node.paused or rng.random() < 0.01:
             tasks.sleep(0.1)
             if system.clock.at >= deadline:
-                raise _RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer")
+                raise RpcFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer")
         life, service = node.life, node.service
         if service is None:
-            raise _RpcError(grpc.StatusCode.UNAVAILABLE, "nobody listens")
+            raise RpcFailed(grpc.StatusCode.UNAVAILABLE, "nobody listens")
         try:
             answer = getattr(service, method)(request, _Context(system.clock, deadline))
-        except _RpcError as error:
+        except RpcFailed as error:
             answer = error
         tasks.sleep(rng.random() * _DELAY_S)
         if node.life != life or system.clock.at > deadline or rng.random() < 0.02:
-            answer = _RpcError(grpc.StatusCode.UNAVAILABLE, "the connection is gone")
-        if isinstance(answer, _RpcError):
+            answer = RpcFailed(grpc.StatusCode.UNAVAILABLE, "the connection is gone")
+        if isinstance(answer, RpcFailed):
             if answer.code() == grpc.StatusCode.UNAVAILABLE:
                 system.work.asked_in_vain()
             raise answer
