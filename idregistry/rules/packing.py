@@ -341,14 +341,12 @@ class Holders:
 
     def find(self, token: bytes, guard: bool) -> tuple[int | None, int]:
         """The holder's number, None if it holds nothing, and the token's time."""
-        name, time_us = _split(token)
-        return self._numbers.get(_GUARD + name if guard else name), time_us
+        name, time_us = _split(token, guard)
+        return self._numbers.get(name), time_us
 
     def intern(self, token: bytes, guard: bool) -> tuple[int, int]:
         """The holder's number, a new one if need be, and the token's time."""
-        name, time_us = _split(token)
-        if guard:
-            name = _GUARD + name
+        name, time_us = _split(token, guard)
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = self.last = self.last + 1
@@ -405,8 +403,9 @@ def with_time(token: bytes, time_us: int) -> bytes:
     return token[:_TIME_AT] + _TIME.pack(time_us) + token[_TIME_AT + _TIME.size :]
 
 
-def _split(token: bytes) -> tuple[bytes, int]:
+def _split(token: bytes, guard: bool) -> tuple[bytes, int]:
+    kind = _GUARD if guard else b""
     if incarnation_of(token) is None:
-        return _OTHER + token, 0
+        return kind + _OTHER + token, 0
     time_end = _TIME_AT + _TIME.size
-    return token[:_TIME_AT] + token[time_end:], _TIME.unpack_from(token, _TIME_AT)[0]
+    return kind + token[:_TIME_AT] + token[time_end:], _TIME.unpack_from(token, _TIME_AT)[0]

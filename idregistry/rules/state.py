@@ -30,7 +30,6 @@ from idregistry.rules.packing import (
     Encoded,
     Holders,
     bucket_of,
-    buckets_of,
     first_live,
     incarnation_of,
     is_guard,
@@ -152,7 +151,7 @@ def commit(facts: Facts, command: Commit) -> bytes:
         return _commit_columns(facts, command, batch, stamps, fenced)
     held = facts.table.insert(batch, stamps)
     if all(map(is_, held, stamps)):
-        _count_all(facts, command, batch, holders, low_us, high_us)
+        _count_all(facts, command, batch, stamps, holders, low_us, high_us)
         return bytes(batch.count)  # Committed.WON is 0
     return _commit_rest(facts, command, batch, stamps, held)
 
@@ -236,6 +235,7 @@ def _count_all(
     facts: Facts,
     command: Commit,
     batch: Encoded,
+    stamps: Sequence[bytes],
     holders: Sequence[tuple[int, int]],
     low_us: int,
     high_us: int,
@@ -250,12 +250,7 @@ def _count_all(
             facts.counts.add(bucket, holder, token_us, (ids, total))
         facts.latest_us = max(facts.latest_us, high_us)
     else:
-        numbers, token_times = (
-            np.repeat(np.array(column, np.int64), command.counts) for column in zip(*holders, strict=True)
-        )
-        times_us = unpack_times(command.times)
-        facts.counts.add_each(buckets_of(times_us), numbers, token_times, batch.hashes)
-        _note_latest(facts, times_us)
+        _count(facts, command, batch, stamps, np.ones(batch.count, np.bool_))
 
 
 def _count(
@@ -266,12 +261,8 @@ def _count(
         return
     stamped = np.frombuffer(b"".join(compress(stamps, new.tolist())), STAMP_DTYPE)
     facts.counts.add_each(stamped["bucket"], stamped["holder"], stamped["time_us"], batch.hashes[new])
-    _note_latest(facts, unpack_times(command.times)[new])
-
-
-def _note_latest(facts: Facts, times_us: npt.NDArray[np.int64]) -> None:
-    possible = times_us[times_us < HORIZON]
-    facts.latest_us = max(facts.latest_us, int(possible.max(initial=BEGINNING)))
+    times_us = unpack_times(command.times)[new]
+    facts.latest_us = max(facts.latest_us, int(times_us[times_us < HORIZON].max(initial=BEGINNING)))
 
 
 def release(facts: Facts, command: Release) -> bytes:

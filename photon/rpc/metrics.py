@@ -168,7 +168,7 @@ class Family:
     of a mapping. `label`: where the path has a `*`; its value is the row's `of`, or the mapping's key.
     """
 
-    kind: str
+    kind: Callable[..., Any]
     name: str
     path: str
     help: str
@@ -176,9 +176,9 @@ class Family:
     of: str = ""
 
 
-_counter: Final = partial(Family, "counter")
-_gauge: Final = partial(Family, "gauge")
-_histogram: Final = partial(Family, "histogram")
+_counter: Final = partial(Family, CounterMetricFamily)
+_gauge: Final = partial(Family, GaugeMetricFamily)
+_histogram: Final = partial(Family, HistogramMetricFamily)
 _TROUBLE: Final = _gauge("storage_failing", "storage_error", "1 while the disk can't be written.")
 
 FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
@@ -311,7 +311,7 @@ def collect(room: str, process: str, status: Status) -> Iterator[Metric]:
     for family in FAMILIES[room]:
         name = f"photon_{room}_{family.name}"
         labels = ["process", *([family.label] if family.label else [])]
-        metric = _METRICS[family.kind](name, family.help, labels=labels)
+        metric = family.kind(name, family.help, labels=labels)
         for label, value in _values(family, status):
             _add(metric, [process, *label], value)
         if metric.samples:
@@ -377,10 +377,3 @@ def _buckets(histogram: Status) -> list[tuple[str, float]]:
         seen += count
         buckets.append((edge, float(seen)))
     return buckets
-
-
-_METRICS: Final[Mapping[str, Callable[..., Any]]] = {
-    "counter": CounterMetricFamily,
-    "gauge": GaugeMetricFamily,
-    "histogram": HistogramMetricFamily,
-}

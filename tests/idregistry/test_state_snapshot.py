@@ -2,7 +2,6 @@
 
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FrameType
@@ -137,51 +136,6 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
         reached = next(tracing)
         assert drawn == expected, f"at bytecode {bytecode}"
     assert bytecode > 100
-
-
-@pytest.fixture
-def _restless() -> Iterator[None]:
-    """Threads change places as often as they can."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(usual)
-
-
-@pytest.mark.usefixtures("_restless")
-@pytest.mark.long
-def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Commits, releases and what comes back after them, the boundary, freezing: none shows in it."""
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 20_000)
-    rng = random.Random(2)
-    state = new_state()
-    holder = Token("a:1", 5, 1).pack()
-    batches = [rng.randbytes(16 * 500) for _ in range(240)]
-    times = same_times(500)
-
-    def register(batch: bytes, token: bytes, time_us: int = NOW_US) -> None:
-        state.apply(encode(Commit(NOW_US, [token], [500], batch, same_times(500, time_us), [OWN])))
-
-    for batch in batches[:120]:
-        register(batch, holder, NOW_US - BUCKET_US * rng.randrange(2))
-        state.tidy()
-    state.apply(encode(Fences(NOW_US, 0, (5,))))
-    for _ in range(3):
-        expected, cut, drawn = list(state.freeze()), state.freeze(), []
-        drawer = threading.Thread(target=lambda cut=cut, drawn=drawn: drawn.extend(cut))
-        drawer.start()
-        for at in range(120):
-            batch = batches[rng.randrange(120)]
-            state.apply(encode(Release(NOW_US, [holder], [500], batch, times, [OWN], False)))
-            register(batch, b"again")
-            register(batches[120 + at], b"new")
-            state.tidy()
-        state.apply(encode(Boundary(NOW_US, NOW_US // BUCKET_US * BUCKET_US)))
-        drawer.join()
-        assert drawn == expected
-        assert contents(restored(drawn)) == contents(restored(expected))
 
 
 @pytest.mark.parametrize(
