@@ -38,7 +38,7 @@ from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.placement import DAY_US, Steward, hold_due, is_replaced
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.state import ShardState
-from idregistry.shard import Answer, Ask, Line, Settled, Shard, answer_to
+from idregistry.shard import Ask, Line, Settled, Shard, answer_to
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
@@ -153,13 +153,13 @@ class Hosting:
     def close(self) -> None:
         """Send who waits elsewhere. Any thread."""
         for shard in self.shards.values():
-            shard.close()
+            shard.queue.close()
 
     def _step(self, host: RaftHost, view: View) -> bool:
         """Let go of one group, or open one; False where all is as the view says."""
         retired = next(filter(view.is_retired, self._groups), None)
         if retired is not None:
-            self._groups.pop(retired).close()
+            self._groups.pop(retired).queue.close()
             self._publish()
             host.remove_group(retired)
             return True
@@ -220,7 +220,8 @@ Wanted = DirectoryCommand | Look | Report
 
 
 class Coordinator:
-    """On every replica; it acts where the directory is led. `hosting`: which shards are open here.
+    """On every replica; it acts where the directory is led. `asks` (for any thread) has what waits for it.
+    `hosting`: which shards are open here.
 
     `founding`: the first command, where the registry is new; `reached_us`: as of placement.reached_us, for
     any thread; `shards_max`: as many as a replica can have open.
@@ -246,7 +247,7 @@ class Coordinator:
         self.reached_us = reached_us
         # The directory is led where shard 0 is: one leader less to lose.
         self._steward = Steward(0, settings.leaders, clock)
-        self._asks: Line[Ask[Wanted]] = Line(
+        self.asks: Line[Ask[Wanted]] = Line(
             ASKS_WAITING_MAX,
             wake,
             f"{ASKS_WAITING_MAX} requests wait for the directory; back off and retry",
@@ -256,30 +257,22 @@ class Coordinator:
         self._seen: dict[int, float] = {}
         """Incarnation -> when its last renewal was seen, monotonic seconds."""
 
-    def offer(self, ask: Ask[Wanted]) -> Answer | None:
-        """Queue a request; its answer where it can't even wait. Any thread."""
-        return self._asks.offer(ask)
-
     def holders(self) -> list[str]:
         """Addresses of those whose leases run, as this replica has seen them renewed. Any thread."""
         leases = dict(self._state.leases)
         return sorted({one.address for key, one in leases.items() if self._left_s(key, one) > 0})
-
-    def close(self) -> None:
-        """Take no more requests; who waits is told to go elsewhere. Any thread."""
-        self._asks.close()
 
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what was asked for, then what is due."""
         self._note_renewals()
         may_propose = self._steward.on_tick(log, self._state.view)
         if not log.is_leader:
-            self._asks.send_elsewhere(log.leader)
+            self.asks.send_elsewhere(log.leader)
             return
         if not may_propose:
             return
-        while self._asks and log.in_flight < _IN_FLIGHT_MAX:
-            for ask in self._asks.take(self._clock.monotonic()):
+        while self.asks and log.in_flight < _IN_FLIGHT_MAX:
+            for ask in self.asks.take(self._clock.monotonic()):
                 self._propose(log, ask)
         if not self._housekeeping:
             command = self._due(log)

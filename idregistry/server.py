@@ -268,7 +268,7 @@ class RegistryServer:
         self._on_fatal(error)
 
     def _close_queues(self) -> None:
-        self._coordinator.close()
+        self._coordinator.asks.close()
         self._hosting.close()
 
 

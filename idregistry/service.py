@@ -176,7 +176,9 @@ class IdRegistryService(IdRegistryServicer):
         """Insert the absent ids; wait for the command they go into."""
         shard = self._asked(request, context, token_mistake(request.token))
         what = (request.ids, request.times, request.token, _route(request))
-        return self._answered(shard, request, context, lambda *asked: shard.offer(Request(*what, *asked)))
+        return self._answered(
+            shard, request, context, lambda *asked: shard.queue.offer(Request(*what, *asked))
+        )
 
     def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
         """Take out what a fenced incarnation's tokens hold, or what the holder itself gives back."""
@@ -184,7 +186,7 @@ class IdRegistryService(IdRegistryServicer):
         shard = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
         routes = [_route(request)] * len(tokens)
         release = commands.Release(0, tokens, counts, request.ids, request.times, routes, request.given_back)
-        return self._answered(shard, request, context, lambda *asked: shard.offer(Ask(release, *asked)))
+        return self._answered(shard, request, context, lambda *asked: shard.queue.offer(Ask(release, *asked)))
 
     def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.OutcomesResponse:
         """What this replica knows now: "absent" may be stale, "present" is final.
@@ -225,7 +227,7 @@ class IdRegistryService(IdRegistryServicer):
         with self._slot(self._scans, context):
             if request.fresh:  # wait until all that was acknowledged before now is applied here
                 self._check_leads(shard.log, context)
-                self._settled(context, lambda *asked: shard.offer(barrier(*asked)))
+                self._settled(context, lambda *asked: shard.queue.offer(barrier(*asked)))
             pieces = shard.state.scan()
             began = self._clock.monotonic()
             while context.is_active() and (piece := next(pieces, None)) is not None:
@@ -247,7 +249,7 @@ class IdRegistryService(IdRegistryServicer):
                 done = isinstance(outcome, Settled)
                 answer(Settled(shard.state.accounts()) if done else outcome)
 
-            return shard.offer(barrier(deadline, applied))
+            return shard.queue.offer(barrier(deadline, applied))
 
         with self._slot(self._asked_accounts, context):
             account_of = self._settled(context, offer)
@@ -431,7 +433,7 @@ class IdRegistryService(IdRegistryServicer):
         """What the directory's command was answered; aborts where it was not applied or was rejected."""
         self._check_leads(self._log, context)
         with self._slot(self._asks, context):
-            result = self._settled(context, lambda *asked: self._coordinator.offer(Ask(what, *asked)))
+            result = self._settled(context, lambda *asked: self._coordinator.asks.offer(Ask(what, *asked)))
         if isinstance(result, commands.Rejected):
             if result.busy:
                 self._abort(context, Overloaded(result.why))
@@ -504,7 +506,7 @@ class IdRegistryService(IdRegistryServicer):
         hosted = self._hosting.shards.values()
         return {
             "shards": [one.status() for one in hosted],
-            "queue": sum(one.waiting_ids for one in hosted),
+            "queue": sum(one.queue.weight for one in hosted),
             "directory": {
                 **group_status(self._log),
                 "resharding": None

@@ -265,7 +265,8 @@ leader, and without a pause while none do."""
 
 
 class Shard:
-    """Queue, state and housekeeping of a shard on this replica. `wake` makes the raft thread turn.
+    """Queue (for any thread), state and housekeeping of a shard on this replica. `wake` makes the raft thread
+    turn.
 
     `group`: its Raft group. A shard that was retired and came again is another group, and what the directory
     said of the one before is not true of it: a replica that starts reads the directory from long ago, and may
@@ -296,7 +297,7 @@ class Shard:
         self._reached_us = reached_us
         self._furthest_us = furthest_us
         self._steward = Steward(number, settings.leaders, clock)
-        self._queue: Line[Request | Ask[Release]] = Line(
+        self.queue: Line[Request | Ask[Release]] = Line(
             settings.queue_ids_max,
             wake,
             f"shard {number}: {{}} ids wait already (registry.queue_ids_max is {settings.queue_ids_max}); "
@@ -311,33 +312,20 @@ class Shard:
         self._commits = 0
         self._committed_ids = 0
 
-    @property
-    def waiting_ids(self) -> int:
-        """Ids in the queue. Any thread."""
-        return self._queue.weight
-
-    def offer(self, request: Request | Ask[Release]) -> Answer | None:
-        """Queue a request; its answer where it can't even wait. Any thread."""
-        return self._queue.offer(request)
-
-    def close(self) -> None:
-        """Take no more requests; who waits is told to go elsewhere. Any thread."""
-        self._queue.close()
-
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what waits, then what housekeeping is due."""
         view = self._directory.view
         known = self.number in view.founders and view.group(self.number) == self.group
         may_propose = self._steward.on_tick(log, view) if known else True
         if not log.is_leader:
-            self._queue.send_elsewhere(log.leader)
+            self.queue.send_elsewhere(log.leader)
         elif may_propose:
             self._propose(log, view if known else None)
         self._tidy(log)
 
     def _propose(self, log: ReplicatedLog, view: View | None) -> None:
         """`view`: None while the directory here does not know the group yet."""
-        while self._queue and log.in_flight < self._settings.batches_in_flight_max:
+        while self.queue and log.in_flight < self._settings.batches_in_flight_max:
             self._propose_next(log)
         if self._housekeeping or view is None:
             return
@@ -367,7 +355,7 @@ class Shard:
     def _propose_next(self, log: ReplicatedLog) -> None:
         """All commits before the next release, or that release."""
         now_us = self._clock.now_us()
-        taken = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
+        taken = self.queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
         match taken:
             case [Ask() as release]:
                 command = replace(release.what, time_us=now_us)
@@ -397,7 +385,7 @@ class Shard:
         if now < self._tidy_at:
             return
         time_us = self.state.time_us
-        is_busy = bool(self._queue) or bool(log.in_flight) or time_us != self._tidied_us
+        is_busy = bool(self.queue) or bool(log.in_flight) or time_us != self._tidied_us
         self._tidied_us = time_us
         if self.state.tidy() and not is_busy:
             self._tidy_at = now

@@ -444,10 +444,6 @@ class ShardState:
         return self._facts.boundary_us
 
     @property
-    def time_us(self) -> int:
-        return self._facts.time_us
-
-    @property
     def latest_us(self) -> int:
         return self._facts.latest_us
 

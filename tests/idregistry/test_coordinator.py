@@ -78,7 +78,7 @@ class Bench:
 
     def ask(self, what: Wanted, seconds: float = 10.0) -> Answer:
         answers: list[Answer] = []
-        refused = self.coordinator.offer(Ask(what, self.clock.monotonic() + seconds, answers.append))
+        refused = self.coordinator.asks.offer(Ask(what, self.clock.monotonic() + seconds, answers.append))
         if refused is not None:
             return refused
         self.tick()
@@ -344,7 +344,7 @@ def test_a_fence_that_crosses_a_renewal_fails() -> None:
     bench.log.held = True
     answers: list[Answer] = []
     for what in (KeepAlive(0, 7, "j:1", SECOND_US), Fence(0, 7, 0)):
-        bench.coordinator.offer(Ask(what, bench.clock.monotonic() + 5, answers.append))
+        bench.coordinator.asks.offer(Ask(what, bench.clock.monotonic() + 5, answers.append))
     bench.tick()
     bench.log.apply_held()
     assert answers == [Settled(True), Settled(False)]
@@ -370,7 +370,7 @@ def test_who_asks_too_late_or_elsewhere_is_told_so() -> None:
     assert isinstance(bench.ask(Fence(0, 7, 0), seconds=0.0), Overloaded)
     bench.log.lose_leadership("r2")
     assert bench.ask(Fence(0, 7, 0)) == NotLeader("r2")
-    bench.coordinator.close()
+    bench.coordinator.asks.close()
     assert bench.ask(Fence(0, 7, 0)) == NotLeader(None)
     assert bench.state.fences == []
 

@@ -167,7 +167,7 @@ def test_overload_is_refused_and_the_client_says_that_nothing_was_done(ensemble:
         first = pool.submit(client.commit, event_ids(1), same_times(1), token("a"))
         wait_until(lambda: node.logs[0].in_flight == 1)
         second = pool.submit(client.commit, event_ids(*range(2, 12)), same_times(10), token("b"))
-        wait_until(lambda: node.shards[0].waiting_ids == 10)
+        wait_until(lambda: node.shards[0].queue.weight == 10)
         with pytest.raises(OverloadedError, match="queue_ids_max"):
             hasty.commit(event_ids(20), same_times(1), token("c"))
         node.logs[0].held = False

@@ -73,7 +73,7 @@ class Bench:
         ids = event_ids(*numbers)
         times = same_times(len(numbers), time_us)
         request = Request(ids, times, name.encode(), OWN, self.clock.monotonic() + 10.0, self._answer(name))
-        return self.shard.offer(request)
+        return self.shard.queue.offer(request)
 
     def tick(self) -> None:
         self.shard.on_tick(self.log)
@@ -128,7 +128,7 @@ def test_releases_go_by_themselves_in_the_order_of_arrival() -> None:
     for n in range(3):
         bench.offer(f"request {2 * n}", [2 * n])
         bench.offer(f"request {2 * n + 1}", [2 * n + 1])
-        bench.shard.offer(barrier(bench.clock.monotonic() + 10.0, bench._answer(f"release {n}")))
+        bench.shard.queue.offer(barrier(bench.clock.monotonic() + 10.0, bench._answer(f"release {n}")))
     for _ in range(8):
         bench.tick()
         bench.log.apply_held()
@@ -180,7 +180,7 @@ def test_a_request_past_its_deadline_is_not_proposed() -> None:
 def test_a_closed_shard_sends_everybody_elsewhere() -> None:
     bench = Bench()
     bench.offer("a", [1])
-    bench.shard.close()
+    bench.shard.queue.close()
     assert bench.answers == {"a": NotLeader(None)}
     assert bench.offer("b", [1]) == NotLeader(None)
 

@@ -342,7 +342,7 @@ class HostNode:
 
         log = host.add_group(DIRECTORY_GROUP, self.state, on_tick, NAMES)
         self.hosting.open_groups(host)
-        self._close_queues = lambda: (coordinator.close(), self.hosting.close())
+        self._close_queues = lambda: (coordinator.asks.close(), self.hosting.close())
         self.service = IdRegistryService(
             self.state, log, coordinator, self.hosting, time, settings.request_timeout_s
         )

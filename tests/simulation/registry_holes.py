@@ -27,7 +27,7 @@ def r1_an_old_directory_is_believed() -> AbstractContextManager[None]:
         view = self._directory.view
         may_propose = self._steward.on_tick(log, view)
         if not log.is_leader:
-            self._queue.send_elsewhere(log.leader)
+            self.queue.send_elsewhere(log.leader)
         elif may_propose:
             self._propose(log, view)
         self._tidy(log)
