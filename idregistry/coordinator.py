@@ -118,11 +118,12 @@ class Hosting:
 
     def open_groups(self, host: RaftHost) -> None:
         """What is on disk already, before the host starts. CorruptStateError, LockedError, StorageError."""
+        self._host = host
         for group in sorted(host.groups_on_disk()):
             if group != DIRECTORY_GROUP:
-                self._add(host, group, None)
+                self._add(group, None)
 
-    def follow(self, host: RaftHost, view: View) -> bool:
+    def follow(self, view: View) -> bool:
         """Do as the directory says, one step at a time; whether there was anything to do. Raft thread.
 
         A group costs a dozen syncs, and a resharding may bring or take hundreds: all at once they would hold
@@ -141,45 +142,41 @@ class Hosting:
                 f"registry replica {self._node} has been replaced: it may never come back. Take it out of "
                 "the settings; a new replica gets a new name"
             )
-        self._follow_table(host, table)
-        if not self._step(host, view):
+        self._follow_table(table)
+        if not self._step(view):
             self._seen = view
+        self._host.wake()  # every shard has something to look at
         return True
 
     def furthest_us(self) -> int:
         """The boundary of the shard that has come furthest; NO_BOUNDARY where none has one. Any thread."""
         return max((one.state.boundary_us for one in self.shards.values()), default=NO_BOUNDARY)
 
-    def close(self) -> None:
-        """Send who waits elsewhere. Any thread."""
-        for shard in self.shards.values():
-            shard.queue.close()
-
-    def _step(self, host: RaftHost, view: View) -> bool:
+    def _step(self, view: View) -> bool:
         """Let go of one group, or open one; False where all is as the view says."""
         retired = next(filter(view.is_retired, self._groups), None)
         if retired is not None:
             self._groups.pop(retired).queue.close()
             self._publish()
-            host.remove_group(retired)
+            self._host.remove_group(retired)
             return True
         for shard, founders in view.founders.items():
             group = view.group(shard)
             if group not in self._groups:
-                self._add(host, group, founders if self._node in founders else None)
+                self._add(group, founders if self._node in founders else None)
                 return True
         return False
 
-    def _follow_table(self, host: RaftHost, table: Table) -> None:
+    def _follow_table(self, table: Table) -> None:
         if table != self._table:
             write_table(self._path, table)
             self._table = table
         self.rows = {row.name: self._settings.get(row.name, row) for row in table.replicas}
-        host.set_peers({name: (row.raft_host, row.raft_port) for name, row in self.rows.items()})
+        self._host.set_peers({name: (row.raft_host, row.raft_port) for name, row in self.rows.items()})
 
-    def _add(self, host: RaftHost, group: int, founders: tuple[str, ...] | None) -> None:
+    def _add(self, group: int, founders: tuple[str, ...] | None) -> None:
         shard = self._make_shard(group)
-        shard.log = host.add_group(group, shard.state, shard.on_tick, founders)
+        shard.log = self._host.add_group(group, shard.state, shard.on_tick, founders)
         self._groups[group] = shard
         self._publish()
 
@@ -220,7 +217,7 @@ Wanted = DirectoryCommand | Look | Report
 
 
 class Coordinator:
-    """On every replica; it acts where the directory is led. `asks` (for any thread) has what waits for it.
+    """On every replica; it decides where the directory is led. `asks` (for any thread) has what waits for it.
     `hosting`: which shards are open here.
 
     `founding`: the first command, where the registry is new; `reached_us`: as of placement.reached_us, for
@@ -262,8 +259,17 @@ class Coordinator:
         leases = dict(self._state.leases)
         return sorted({one.address for key, one in leases.items() if self._left_s(key, one) > 0})
 
+    def close(self) -> None:
+        """Send all who wait elsewhere, for the shards too, and take no more. Any thread."""
+        self.asks.close()
+        for shard in self._hosting.shards.values():
+            shard.queue.close()
+
     def on_tick(self, log: ReplicatedLog) -> None:
-        """Propose what was asked for, then what is due."""
+        """Host what the directory says; propose what was asked for, then what is due."""
+        self._hosting.follow(self._state.view)
+        if self._hosting.behind:
+            return
         self._note_renewals()
         may_propose = self._steward.on_tick(log, self._state.view)
         if not log.is_leader:

@@ -184,7 +184,7 @@ class RegistryServer:
         )
         try:
             log = self._host.add_group(
-                DIRECTORY_GROUP, self._state, self._on_tick, None if me.joining else names
+                DIRECTORY_GROUP, self._state, self._coordinator.on_tick, None if me.joining else names
             )
             self._hosting.open_groups(self._host)
             self._rpc = Server(me.listen, WORKERS, IN_FLIGHT_MAX, network, REQUEST_BYTES_MAX)
@@ -218,7 +218,7 @@ class RegistryServer:
         What this replica leads is handed over.
         """
         self._rpc.drain()
-        self._close_queues()
+        self._coordinator.close()
         self._clocks.stop()
         self._rpc.stop(grace)
         self._host.stop()
@@ -256,20 +256,9 @@ class RegistryServer:
         logs = [directory, *(hosted.log for hosted in self._hosting.shards.values())]
         return all(log.status().has_quorum for log in logs)
 
-    def _on_tick(self, log: ReplicatedLog) -> None:
-        """The directory's turn. Raft thread."""
-        if self._hosting.follow(self._host, self._state.view):
-            self._host.wake()  # every shard has something to look at
-        if not self._hosting.behind:
-            self._coordinator.on_tick(log)
-
     def _fatal(self, error: BaseException) -> None:
-        self._close_queues()  # nobody will take what waits any more
+        self._coordinator.close()  # nobody will take what waits any more
         self._on_fatal(error)
-
-    def _close_queues(self) -> None:
-        self._coordinator.asks.close()
-        self._hosting.close()
 
 
 def shards_that_fit() -> int:

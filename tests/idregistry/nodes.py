@@ -44,7 +44,7 @@ class Node:
             shard.log = log = FakeLog(shard.state, node=name, _leader=None)
             self.turner.add(shard.on_tick, log)
             self.hosted[n] = shard
-        hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted)
+        hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted, follow=lambda view: False, behind=False)
         coordinator = Coordinator(
             self.directory, found, parsed, clock, self.turner.wake, hosting, lambda: None
         )

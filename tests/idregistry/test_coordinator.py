@@ -44,7 +44,7 @@ class Bench:
     def __init__(self, shards: int = 2) -> None:
         self.clock = ManualClock(NOW_US)
         self.state = DirectoryState()
-        self.hosting: Any = SimpleNamespace(shards={})
+        self.hosting: Any = SimpleNamespace(shards={}, follow=lambda view: False, behind=False)
         founding = Found(0, shards, ROWS, IDENTITY)
         settings = Registry(clock_skew_s=1.0)
         self.coordinator = Coordinator(

@@ -334,15 +334,9 @@ class HostNode:
             self.state, founding, settings, time, host.wake, self.hosting, self._reached_us
         )
 
-        def on_tick(log: ReplicatedLog) -> None:  # as server.RegistryServer
-            if self.hosting.follow(host, self.state.view):
-                host.wake()
-            if not self.hosting.behind:
-                coordinator.on_tick(log)
-
-        log = host.add_group(DIRECTORY_GROUP, self.state, on_tick, NAMES)
+        log = host.add_group(DIRECTORY_GROUP, self.state, coordinator.on_tick, NAMES)
         self.hosting.open_groups(host)
-        self._close_queues = lambda: (coordinator.asks.close(), self.hosting.close())
+        self._close_queues = coordinator.close
         self.service = IdRegistryService(
             self.state, log, coordinator, self.hosting, time, settings.request_timeout_s
         )

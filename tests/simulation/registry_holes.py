@@ -13,7 +13,6 @@ from idregistry.rules.placement import DAY_US, boundary_due
 from idregistry.shard import Shard
 from photon.raft import sender
 from photon.raft import snapshot as snapshots
-from photon.raft.host import RaftHost
 from photon.raft.port import ReplicatedLog
 from photon.raft.store import Home
 from tests.simulation.own_holes import patched
@@ -67,8 +66,8 @@ def r5_a_disk_that_was_put_back_is_believed() -> AbstractContextManager[None]:
 def r6_all_groups_are_founded_in_one_turn() -> AbstractContextManager[None]:
     original = Hosting._step
 
-    def step(self: Hosting, host: RaftHost, view: View) -> bool:
-        while original(self, host, view):
+    def step(self: Hosting, view: View) -> bool:
+        while original(self, view):
             pass
         return False
 
