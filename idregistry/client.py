@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
-from idregistry.routes import Part, segments_of
+from idregistry.routes import Part, Routes, segments_of
 from idregistry.rules.commands import Standing
 from idregistry.rules.directory import name_mistake
 from idregistry.rules.packing import (
@@ -92,8 +92,8 @@ class RegistryClient:
         if not addresses:
             raise UsageError("the registry client needs at least one replica's address")
         self._timeout_s = timeout_s
-        self._rounds = Rounds(addresses, timeout_s, clock, rng, network)
-        self._routes = self._rounds.routes
+        self._routes = Routes(addresses, timeout_s, clock, network)
+        self._rounds = Rounds(self._routes, timeout_s, clock, rng)
 
     def lookup(self, ids: bytes, times: bytes, tell_pending: bool = False) -> bytes:
         """16 x N, 8 x N bytes -> core.fates.Registered column. "Absent" may be stale, "present" is final.

@@ -31,7 +31,7 @@ from photon.core.clock import Attempts, Backoff, Clock
 from photon.core.errors import NoQuorumError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
 from photon.rpc import idregistry_pb2 as pb
-from photon.rpc.network import LOOPBACK, Network, failure_of
+from photon.rpc.network import failure_of
 
 _WAITS: Final = Backoff(0.005, 0.25)
 _NOTHING_DONE: Final = {
@@ -64,15 +64,8 @@ class Operation:
 class Rounds:
     """The engine of a client. For many threads at once."""
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        timeout_s: float,
-        clock: Clock,
-        rng: random.Random,
-        network: Network = LOOPBACK,
-    ) -> None:
-        self.routes = Routes(addresses, timeout_s, clock, network)
+    def __init__(self, routes: Routes, timeout_s: float, clock: Clock, rng: random.Random) -> None:
+        self.routes = routes
         self._timeout_s = timeout_s
         self._clock = clock
         self._rng = rng

@@ -294,22 +294,20 @@ class IdRegistryService(IdRegistryServicer):
 
     def GetDirectory(self, request: pb.DirectoryRequest, context: Context) -> pb.DirectoryResponse:
         """What this replica knows: an older one is corrected by any newer."""
-        view, rows, hosted = self._state.view, self._hosting.rows, self._hosting.shards
+        view, hosted = self._state.view, self._hosting.shards
         leaders = [hosted[n].log.leader if n in hosted else None for n in range(max(hosted, default=-1) + 1)]
         return pb.DirectoryResponse(
             configuration=b"" if view.configuration is None else view.configuration.pack(),
             identity=view.identity,
             replicas=[
                 pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc)
-                for r in rows.values()
+                for r in self._hosting.rows.values()
             ],
             led=self._log.leader is not None,
             holders=self._coordinator.holders(),
             abandoned_why=view.abandoned[1],
             removed=view.removed,
-            leaders=[
-                rows[leader].grpc if leader is not None and leader in rows else "" for leader in leaders
-            ],
+            leaders=map(self._address, leaders),
         )
 
     def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:
@@ -476,10 +474,7 @@ class IdRegistryService(IdRegistryServicer):
     def _abort(self, context: Context, answer: NotLeader | Overloaded | Unknown) -> NoReturn:
         match answer:
             case NotLeader(leader):
-                row = self._hosting.rows.get(leader or "")
-                context.abort(
-                    grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + ("" if row is None else row.grpc)
-                )
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + self._address(leader))
             case Overloaded(why):
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
             case Unknown():
@@ -487,6 +482,11 @@ class IdRegistryService(IdRegistryServicer):
                     grpc.StatusCode.UNAVAILABLE,
                     "it is not known whether it was committed: retry with the same token",
                 )
+
+    def _address(self, leader: str | None) -> str:
+        """For clients; empty where nobody is known."""
+        row = self._hosting.rows.get(leader or "")
+        return "" if row is None else row.grpc
 
     # --- about this process
 

@@ -75,10 +75,6 @@ class ScrapeServer(socketserver.ThreadingTCPServer):
         self.server_close()
         self._end(time.monotonic() + 2 * CONNECTION_S_MAX)
 
-    @property
-    def connections(self) -> int:
-        return len(self._open)
-
     # What socketserver calls: in its own thread ...
 
     def process_request(self, request: Any, client_address: Any) -> None:
