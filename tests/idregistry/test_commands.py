@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.routes import Part, merge_outcomes, segments_of, sort_out, split, whole
+from idregistry.routes import merge_outcomes, segments_of, split, whole
 from idregistry.rules.commands import (
     Boundary,
     Command,
@@ -21,8 +21,7 @@ from idregistry.rules.commands import (
     decode,
     encode,
 )
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
-from photon.core.columns import pack_times, take_ids, take_times
+from idregistry.rules.sharding import Route
 from photon.core.ids import IdPacker
 from tests.idregistry.kit import event_ids, one_shard
 from tests.idregistry.state_model import COMMANDS
@@ -133,29 +132,6 @@ def test_a_batch_of_one_shard_is_passed_on_as_it_is() -> None:
     assert part.ids is ids
     assert part.times is times
     assert part.rows.tolist() == [0, 1, 2]
-
-
-@given(st.integers(1, 200), st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(0, 99))
-def test_rows_that_were_misrouted_are_split_anew_and_keep_their_place(
-    count: int, numbers: list[int], seed: int
-) -> None:
-    rng = random.Random(seed)
-    intervals = [Interval(BEGINNING if n == 0 else n * 1000, shards) for n, shards in enumerate(numbers)]
-    configuration = Configuration(2, tuple(intervals))
-    ids = rng.randbytes(16 * count)
-    times = pack_times([rng.choice([-5, 500, 1500, 2500, 9999, HORIZON]) for _ in range(count)])
-    rows = np.array(sorted(rng.sample(range(count), rng.randint(1, count))))
-    parts = split(Part(0, take_ids(ids, rows), take_times(times, rows), rows), configuration, False)
-    found = np.concatenate([part.rows for part in parts])
-    assert sorted(found.tolist()) == rows.tolist()
-    expected = configuration.shard_of(ids, times)
-    for part in parts:
-        assert part.ids == take_ids(ids, part.rows)
-        assert set(expected[part.rows].tolist()) == {part.shard}
-        part.outcomes = bytes(row % 2 for row in range(len(part.rows)))
-        for taken in sort_out(part, 1, None):
-            assert taken.ids == take_ids(ids, taken.rows)
-            assert (taken.outcomes is None) is taken.misrouted
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))

@@ -9,11 +9,11 @@ import pytest
 
 from idregistry.rules.commands import Standing
 from photon.core.columns import split_ids
-from photon.core.errors import FencedError, SettingsMismatchError, UsageError
+from photon.core.errors import FencedError
 from photon.core.fates import Registered, Released
 from photon.core.ids import Token
 from tests.idregistry.cluster import NODES, Cluster
-from tests.idregistry.kit import FENCED, NOW_US, WON, event_ids, same_times
+from tests.idregistry.kit import FENCED, WON, event_ids, same_times
 from tests.idregistry.load import Load, held
 from tests.waiting import wait_until
 
@@ -128,17 +128,6 @@ def test_nobody_is_fenced_who_may_believe_in_its_lease(cluster: Cluster) -> None
     assert fenced, "those that came too late"
 
 
-def test_an_incarnation_without_a_lease_is_fenced_at_once_and_its_commits_with_it(cluster: Cluster) -> None:
-    client = cluster.client()
-    assert client.fence(99).fenced
-    token = Token("joiner:9", 99, 1).pack()
-    ids, times = event_ids(*range(20_000, 20_010)), same_times(10, NOW_US)
-    early = event_ids(*range(20_100, 20_110))
-    wait_until(lambda: set(client.commit(early, times, token)) == {FENCED})
-    assert client.commit(ids, times, token) == bytes([FENCED] * 10)
-    assert client.lookup(ids, times) == bytes([ABSENT] * 10)
-
-
 def test_every_replica_tells_of_a_joiner_that_is_gone_also_after_its_restart(
     make_cluster: Callable[..., Cluster],
 ) -> None:
@@ -164,24 +153,3 @@ def test_every_replica_tells_of_a_joiner_that_is_gone_also_after_its_restart(
     client.dismiss([7, 8])
     wait_until(lambda: gone() == [[]] * 3)
     assert client.incarnations([8])[0].expires_in_s > 0, "whose lease runs keeps it"
-
-
-def test_a_resharding_that_would_change_a_mapping_is_refused(cluster: Cluster) -> None:
-    admin = cluster.client(20.0)
-    now_us = time.time_ns() // 1000
-    for at_us in (1, now_us - 10**6, now_us):
-        with pytest.raises(UsageError, match="in the future"):
-            admin.reshard(3, at_us)
-    with pytest.raises(UsageError, match="already"):
-        admin.reshard(2)
-    assert len(admin.configuration().intervals) == 1
-
-
-def test_a_registry_that_was_killed_whole_knows_the_settings_it_was_founded_with(cluster: Cluster) -> None:
-    ours, others = b"a" * 16, b"b" * 16
-    cluster.client().keep_alive("j:1", 41, 1.0, ours)
-    cluster.kill(*cluster.running)
-    cluster.start()
-    with pytest.raises(SettingsMismatchError):
-        cluster.client().keep_alive("j:2", 42, 1.0, others)
-    cluster.client().keep_alive("j:3", 43, 1.0, ours)

@@ -409,6 +409,10 @@ def test_a_resharding_whose_answer_was_lost_is_told_as_adopted(ensemble: Ensembl
     assert resharded.start_us == client.configuration().intervals[-1].start_us
     with pytest.raises(UsageError, match="2 shards already"):
         client.reshard(2)
+    now_us = SystemClock().now_us()
+    for at_us in (1, now_us - 10**6, now_us):
+        with pytest.raises(UsageError, match="in the future"):
+            client.reshard(3, at_us)
 
 
 @pytest.mark.parametrize(

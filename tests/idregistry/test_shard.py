@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from idregistry.rules.commands import (
     Adopt,
     Boundary,
-    Commit,
     DirectoryCommand,
     Fence,
     Found,
@@ -34,12 +33,10 @@ from idregistry.shard import (
     Shard,
     barrier,
     build_command,
-    split_outcomes,
 )
 from photon.core.clock import ManualClock
 from photon.core.ids import TOKEN_BYTES_MAX
 from photon.core.settings import Registry
-from photon.raft.port import Unknown
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, WON, event_ids, same_times
 
@@ -151,19 +148,6 @@ def test_who_asks_a_follower_is_sent_to_the_leader() -> None:
     bench.tick()
     assert bench.answers == {"a": NotLeader("r2")}
     assert bench.shard.state.ids == 0
-
-
-def test_when_leadership_is_lost_the_outcome_is_unknown_and_a_retry_finds_out() -> None:
-    bench = Bench()
-    bench.log.held = True
-    bench.offer("a", [1])
-    bench.tick()
-    bench.log.forget_held(applied=True)
-    assert bench.answers.pop("a") == Unknown()
-    bench.log.held = False
-    bench.offer("a", [1])
-    bench.tick()
-    assert bench.answers == {"a": Settled(bytes([WON]))}
 
 
 def test_a_request_past_its_deadline_is_not_proposed() -> None:
@@ -425,20 +409,6 @@ def test_no_request_is_lost_doubled_or_overtaken(sizes, ids_max, queue_max, rng)
     assert [id(r) for r in out] == [id(r) for r in put if r.deadline > 1.0]
     assert len(late) == sum(r.deadline <= 1.0 for r in put)
     assert (len(queue), queue.weight) == (0, 0)
-
-
-@given(st.lists(st.integers(0, 5), max_size=8))
-def test_a_command_holds_the_requests_in_order_and_its_result_is_split_back(counts: list[int]) -> None:
-    batch = [request(count, token=b"token-%d" % n) for n, count in enumerate(counts)]
-    command = decode(build_command(batch, NOW_US))
-    assert isinstance(command, Commit)
-    assert list(command.counts) == counts
-    assert command.tokens == [r.token for r in batch]
-    assert command.ids == b"".join(r.ids for r in batch)
-    column = bytes(n % 3 for n in range(sum(counts)))
-    split = split_outcomes(batch, column)
-    assert list(map(len, split)) == counts
-    assert b"".join(split) == column
 
 
 ROWS = tuple(Row(name, "h", 1, f"{name}:1") for name in ("r0", "r1", "r2"))

@@ -24,15 +24,11 @@ def test_good_files_are_taken(files: Tls) -> None:
     assert load_tls(files.cert, files.key, files.ca) == files
 
 
-def test_a_missing_file_is_named(files: Tls) -> None:
-    missing = Path("/no/such/file")
-    assert "tls.cert: /no/such/file: cannot be read" in refused(missing, files.key, files.ca)
-    assert "tls.key: /no/such/file: cannot be read" in refused(files.cert, missing, files.ca)
-    assert "tls.ca: /no/such/file: cannot be read" in refused(files.cert, files.key, missing)
-
-
-def test_a_directory_is_no_file(files: Tls, tmp_path: Path) -> None:
-    assert f"tls.ca: {tmp_path}: cannot be read (Is a directory)" in refused(files.cert, files.key, tmp_path)
+@pytest.mark.parametrize("setting", ["cert", "key", "ca"])
+def test_a_file_that_cannot_be_read_is_named(files: Tls, tmp_path: Path, setting: str) -> None:
+    for path, why in ((tmp_path / "missing", "No such file"), (tmp_path, "Is a directory")):
+        paths = {"cert": files.cert, "key": files.key, "ca": files.ca, setting: path}
+        assert f"tls.{setting}: {path}: cannot be read ({why}" in refused(**paths)
 
 
 @pytest.mark.parametrize("text", [b"", b"no PEM", bytes(100), b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
