@@ -244,7 +244,7 @@ class Coordinator:
         self.reached_us = reached_us
         # The directory is led where shard 0 is: one leader less to lose.
         self._steward = Steward(0, settings.leaders, clock)
-        self.asks: Line[Ask[Wanted]] = Line(
+        self.asks: Line[Wanted] = Line(
             ASKS_WAITING_MAX,
             wake,
             f"{ASKS_WAITING_MAX} requests wait for the directory; back off and retry",

@@ -38,7 +38,6 @@ from idregistry.shard import (
     Ask,
     NotLeader,
     Overloaded,
-    Request,
     Settled,
     Shard,
     barrier,
@@ -175,10 +174,9 @@ class IdRegistryService(IdRegistryServicer):
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
         """Insert the absent ids; wait for the command they go into."""
         shard = self._asked(request, context, token_mistake(request.token))
-        what = (request.ids, request.times, request.token, _route(request))
-        return self._answered(
-            shard, request, context, lambda *asked: shard.queue.offer(Request(*what, *asked))
-        )
+        count = len(request.ids) // ID_BYTES
+        commit = commands.Commit(0, [request.token], [count], request.ids, request.times, [_route(request)])
+        return self._answered(shard, commit, context)
 
     def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
         """Take out what a fenced incarnation's tokens hold, or what the holder itself gives back."""
@@ -186,7 +184,7 @@ class IdRegistryService(IdRegistryServicer):
         shard = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
         routes = [_route(request)] * len(tokens)
         release = commands.Release(0, tokens, counts, request.ids, request.times, routes, request.given_back)
-        return self._answered(shard, request, context, lambda *asked: shard.queue.offer(Ask(release, *asked)))
+        return self._answered(shard, release, context)
 
     def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.OutcomesResponse:
         """What this replica knows now: "absent" may be stale, "present" is final.
@@ -265,13 +263,13 @@ class IdRegistryService(IdRegistryServicer):
         )
 
     def _answered(
-        self, shard: Shard, request: pb.CommitRequest | pb.ReleaseRequest, context: Context, offer: _Offer
+        self, shard: Shard, what: commands.Commit | commands.Release, context: Context
     ) -> pb.OutcomesResponse:
         self._check_leads(shard.log, context)
-        if not request.ids:
-            return pb.OutcomesResponse(version=self._state.view.version)
-        with self._slot(self._commits, context, shard.number):
-            outcomes = self._settled(context, offer)
+        outcomes = b""
+        if what.ids:
+            with self._slot(self._commits, context, shard.number):
+                outcomes = self._settled(context, lambda *asked: shard.queue.offer(Ask(what, *asked)))
         return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
     def _asked(self, request: _IdsRequest, context: Context, mistake: str | None = None) -> Shard:

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,12 +19,10 @@ from idregistry.rules.commands import CommandError, Commit, Release, decode, enc
 from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
 from idregistry.rules.placement import DAY_US, Steward, boundary_due, command_due
-from idregistry.rules.sharding import Route
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.fates import Registered
-from photon.core.ids import ID_BYTES
 from photon.core.settings import Registry
 from photon.raft.port import Applied, Outcome, Refusal, Refused, ReplicatedLog, Unknown
 
@@ -66,52 +64,40 @@ def answer_to(outcome: Outcome) -> Answer:
             return outcome
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """A client's conditional commit. `answer` is called once; `deadline` is in monotonic seconds."""
-
-    ids: bytes
-    times: bytes
-    token: bytes
-    route: Route
-    deadline: float
-    answer: Callable[[Answer], None]
-
-    @property
-    def weight(self) -> int:
-        """Its ids."""
-        return len(self.ids) // ID_BYTES
-
-    @property
-    def size(self) -> int:
-        """What it adds to a command, bytes."""
-        return request_bytes(self.ids, self.token)
-
-
 What = TypeVar("What")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask(Generic[What]):
-    """A request that is a command of its own, as far as its client can make it: times are the leader's."""
+    """A command as far as its client can make it: times are the leader's. `answer` is called once; `deadline`
+    is in monotonic seconds.
+    """
 
     what: What
     deadline: float
     answer: Callable[[Answer], None]
-    weight: ClassVar[int] = 1
-    size: ClassVar[int] = BATCH_BYTES_MAX
-    """Nothing shares its command."""
+
+    @property
+    def weight(self) -> int:
+        """A commit's ids."""
+        return sum(self.what.counts) if isinstance(self.what, Commit) else 1
+
+    @property
+    def size(self) -> int:
+        """What a commit adds to a command, bytes. Nothing shares the command of another."""
+        return (
+            request_bytes(self.what.ids, *self.what.tokens)
+            if isinstance(self.what, Commit)
+            else BATCH_BYTES_MAX
+        )
 
 
-def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Release]:
+def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Commit | Release]:
     """A release of nothing: once it is applied, all that was acknowledged before it was asked for is."""
     return Ask(Release(0, (), (), b"", b"", (), False), deadline, answer)
 
 
-Item = TypeVar("Item", bound=Request | Ask[Any])
-
-
-class Line(Generic[Item]):
+class Line(Generic[What]):
     """Who waits for the raft thread, in the order of arrival. Any thread.
 
     At most `weight_max` of them. `full` (with a place for the weight that waits) and `late` are told to whom
@@ -124,7 +110,7 @@ class Line(Generic[Item]):
         self._full = full
         self._late = late
         self._lock = threading.Lock()
-        self._waiting: deque[Item] = deque()
+        self._waiting: deque[Ask[What]] = deque()
         self._closed = False
         self.weight = 0
         """Of all that wait."""
@@ -132,7 +118,7 @@ class Line(Generic[Item]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def offer(self, item: Item) -> Answer | None:
+    def offer(self, item: Ask[What]) -> Answer | None:
         """Let it wait; its answer where it can't even do that. An empty line takes any, or a large one could
         never pass."""
         with self._lock:
@@ -145,10 +131,10 @@ class Line(Generic[Item]):
         self._wake()
         return None
 
-    def take(self, now: float, weight_max: int = 1, size_max: int = 0) -> list[Item]:
+    def take(self, now: float, weight_max: int = 1, size_max: int = 0) -> list[Ask[What]]:
         """All that wait, while they stay within the bounds, but at least one. Who is late is told so."""
-        taken: list[Item] = []
-        late: list[Item] = []
+        taken: list[Ask[What]] = []
+        late: list[Ask[What]] = []
         weight = size = 0
         with self._lock:
             while self._waiting:
@@ -177,34 +163,21 @@ class Line(Generic[Item]):
         self.send_elsewhere(None)
 
 
-def _answer_all(waiting: Sequence[Request | Ask[Any]], answer: Answer) -> None:
+def _answer_all(waiting: Sequence[Ask[Any]], answer: Answer) -> None:
     for one in waiting:
         one.answer(answer)
 
 
-def build_command(batch: Sequence[Request], time_us: int) -> bytes:
-    """One COMMIT of all requests, in their order: of two that want the same id, the first gets it."""
-    return encode(
-        Commit(
-            time_us,
-            [request.token for request in batch],
-            [request.weight for request in batch],
-            b"".join([request.ids for request in batch]),
-            b"".join([request.times for request in batch]),
-            [request.route for request in batch],
-        )
+def together(commits: Sequence[Commit], time_us: int) -> Commit:
+    """One of all, in their order: of two that want the same id, the first gets it."""
+    return Commit(
+        time_us,
+        [token for one in commits for token in one.tokens],
+        [count for one in commits for count in one.counts],
+        b"".join([one.ids for one in commits]),
+        b"".join([one.times for one in commits]),
+        [route for one in commits for route in one.routes],
     )
-
-
-def split_outcomes(batch: Sequence[Request], outcomes: bytes) -> list[bytes]:
-    """The command's outcome column -> one column a request."""
-    columns = []
-    start = 0
-    for request in batch:
-        columns.append(outcomes[start : start + request.weight])
-        start += request.weight
-    assert start == len(outcomes), "a COMMIT is answered id by id"
-    return columns
 
 
 _NONE: frozenset[bytes] = frozenset()
@@ -297,7 +270,7 @@ class Shard:
         self._reached_us = reached_us
         self._furthest_us = furthest_us
         self._steward = Steward(number, settings.leaders, clock)
-        self.queue: Line[Request | Ask[Release]] = Line(
+        self.queue: Line[Commit | Release] = Line(
             settings.queue_ids_max,
             wake,
             f"shard {number}: {{}} ids wait already (registry.queue_ids_max is {settings.queue_ids_max}); "
@@ -356,24 +329,28 @@ class Shard:
         """All commits before the next release, or that release."""
         now_us = self._clock.now_us()
         taken = self.queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
-        match taken:
-            case [Ask() as release]:
-                command = replace(release.what, time_us=now_us)
-                log.propose(encode(command), lambda outcome: release.answer(answer_to(outcome)))
-            case [_, *_]:
-                batch = [one for one in taken if isinstance(one, Request)]
-                log.propose(build_command(batch, now_us), lambda outcome: self._answer_batch(batch, outcome))
+        if commits := [ask.what for ask in taken if isinstance(ask.what, Commit)]:
+            command = encode(together(commits, now_us))
+            log.propose(command, lambda outcome: self._answer_commits(taken, outcome))
+        elif taken:
+            release = replace(taken[0].what, time_us=now_us)
+            log.propose(encode(release), lambda outcome: taken[0].answer(answer_to(outcome)))
 
-    def _answer_batch(self, batch: list[Request], outcome: Outcome) -> None:
+    def _answer_commits(self, taken: Sequence[Ask[Any]], outcome: Outcome) -> None:
+        """Each has its own part of the outcome column."""
         answer = answer_to(outcome)
         if not isinstance(answer, Settled):
-            _answer_all(batch, answer)
+            _answer_all(taken, answer)
             return
-        assert isinstance(answer.result, bytes), f"ids were answered {answer.result!r}"
+        column, start = answer.result, 0
+        assert isinstance(column, bytes), f"ids were answered {column!r}"
+        for ask in taken:
+            end = start + ask.weight
+            ask.answer(Settled(column[start:end]))
+            start = end
+        assert start == len(column), "a COMMIT is answered id by id"
         self._commits += 1
-        self._committed_ids += sum(request.weight for request in batch)
-        for request, column in zip(batch, split_outcomes(batch, answer.result), strict=True):
-            request.answer(Settled(column))
+        self._committed_ids += start
 
     def _housekeeping_done(self, _outcome: Outcome) -> None:
         # Whatever came of it: the next turn looks at the state and sees what is still due.

@@ -138,9 +138,9 @@ LEADER_DETAILS: Final = "leader="
 """Details of FAILED_PRECONDITION: after it the leader's gRPC address, or nothing where none is known."""
 
 
-def request_bytes(ids: bytes, token: bytes) -> int:
-    """What a request adds to a command: ids, times, token and its row in the segment table."""
-    return len(ids) + len(ids) // ID_BYTES * TIME_BYTES + len(token) + 20
+def request_bytes(ids: bytes, *tokens: bytes) -> int:
+    """What a request adds to a command: ids, times, tokens and their rows in the segment table."""
+    return len(ids) + len(ids) // ID_BYTES * TIME_BYTES + sum(map(len, tokens)) + 20 * len(tokens)
 
 
 def columns_mistake(ids: bytes, times: bytes) -> str | None:
@@ -163,8 +163,7 @@ def segments_mistake(ids: bytes, tokens: Sequence[bytes], counts: Sequence[int])
         mistake = token_mistake(token)
         if mistake is not None:
             return mistake
-    size = sum(request_bytes(b"", token) for token in tokens) + request_bytes(ids, b"")
-    if size > BATCH_BYTES_MAX:
+    if (size := request_bytes(ids, *tokens)) > BATCH_BYTES_MAX:
         return (
             f"the ids and tokens make {size} bytes, at most {BATCH_BYTES_MAX} are taken: send fewer at a time"
         )

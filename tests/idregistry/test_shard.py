@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from idregistry.rules.commands import (
     Adopt,
     Boundary,
+    Commit,
     DirectoryCommand,
     Fence,
     Found,
@@ -25,14 +26,14 @@ from idregistry.rules.placement import DAY_US, LEAP_EVERY_S, boundary_due, major
 from idregistry.rules.sharding import BEGINNING
 from idregistry.shard import (
     Answer,
+    Ask,
     Line,
     NotLeader,
     Overloaded,
-    Request,
     Settled,
     Shard,
     barrier,
-    build_command,
+    together,
 )
 from photon.core.clock import ManualClock
 from photon.core.ids import TOKEN_BYTES_MAX
@@ -69,7 +70,8 @@ class Bench:
     def offer(self, name: str, numbers: list[int], time_us: int = NOW_US) -> Answer | None:
         ids = event_ids(*numbers)
         times = same_times(len(numbers), time_us)
-        request = Request(ids, times, name.encode(), OWN, self.clock.monotonic() + 10.0, self._answer(name))
+        commit = Commit(0, [name.encode()], [len(numbers)], ids, times, [OWN])
+        request = Ask(commit, self.clock.monotonic() + 10.0, self._answer(name))
         return self.shard.queue.offer(request)
 
     def tick(self) -> None:
@@ -344,11 +346,12 @@ def request(
     deadline: float = 10.0,
     answer: Callable[[Answer], object] = lambda _answer: None,
     token: bytes = b"t",
-) -> Request:
-    return Request(event_ids(*range(count)), same_times(count), token, OWN, deadline, answer)
+) -> Ask[Commit]:
+    commit = Commit(0, [token], [count], event_ids(*range(count)), same_times(count), [OWN])
+    return Ask(commit, deadline, answer)
 
 
-def line(ids_max: int) -> Line[Request]:
+def line(ids_max: int) -> Line[Commit]:
     return Line(ids_max, lambda: None, "{} wait", "late")
 
 
@@ -376,7 +379,7 @@ def test_many_small_requests_with_long_tokens_stay_within_the_logs_bound() -> No
         queue.offer(request(1, token=bytes(TOKEN_BYTES_MAX)))
     batch = queue.take(0.0, 1_000_000, BATCH_BYTES_MAX)
     assert 1 < len(batch) < 3000
-    assert len(build_command(batch, NOW_US)) < 2 << 20
+    assert len(encode(together([one.what for one in batch], NOW_US))) < 2 << 20
 
 
 def test_the_largest_request_fits_a_command() -> None:
@@ -391,9 +394,9 @@ def test_the_largest_request_fits_a_command() -> None:
 )
 def test_no_request_is_lost_doubled_or_overtaken(sizes, ids_max, queue_max, rng) -> None:  # type: ignore[no-untyped-def]
     queue = line(queue_max)
-    put: list[Request] = []
-    out: list[Request] = []
-    late: list[Request] = []
+    put: list[Ask[Commit]] = []
+    out: list[Ask[Commit]] = []
+    late: list[Ask[Commit]] = []
     for count, deadline in [*sizes, (0, 9.0)]:
         new = request(count, deadline, lambda _answer: late.append(put[-1]))
         put.append(new)
