@@ -36,7 +36,6 @@ from idregistry.rules.surveys import Scanned, gone_joiners
 from idregistry.shard import (
     Answer,
     Ask,
-    NotLeader,
     Overloaded,
     Settled,
     Shard,
@@ -47,7 +46,7 @@ from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX
 from photon.core.settings import IDENTITY_DIGEST_BYTES
-from photon.raft.port import ReplicatedLog, Unknown
+from photon.raft.port import Refusal, Refused, ReplicatedLog, Unknown
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer
 
@@ -440,7 +439,7 @@ class IdRegistryService(IdRegistryServicer):
 
     def _check_leads(self, log: ReplicatedLog, context: Context) -> None:
         if not log.is_leader:
-            self._abort(context, NotLeader(log.leader))
+            self._abort(context, Refused(Refusal.NOT_LEADER, log.leader))
 
     @contextlib.contextmanager
     def _slot(self, slots: Slots, context: Context, shard: int = 0) -> Iterator[None]:
@@ -469,12 +468,15 @@ class IdRegistryService(IdRegistryServicer):
         remaining = context.time_remaining()
         return self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
 
-    def _abort(self, context: Context, answer: NotLeader | Overloaded | Unknown) -> NoReturn:
+    def _abort(self, context: Context, answer: Overloaded | Refused | Unknown) -> NoReturn:
         match answer:
-            case NotLeader(leader):
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + self._address(leader))
             case Overloaded(why):
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            case Refused(Refusal.OVERLOADED):
+                why = "the log has too many commands in flight; back off and retry"
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            case Refused(_, leader):
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + self._address(leader))
             case Unknown():
                 context.abort(
                     grpc.StatusCode.UNAVAILABLE,

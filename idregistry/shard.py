@@ -35,33 +35,18 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class NotLeader:
-    """Nothing was done: `leader` (a node id) is who to ask instead, where one is known."""
-
-    leader: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Overloaded:
     """Nothing was done: too much waits, or the request's deadline passed before its turn came."""
 
     why: str
 
 
-Answer = Settled | NotLeader | Overloaded | Unknown
+Answer = Settled | Overloaded | Refused | Unknown
 
 
 def answer_to(outcome: Outcome) -> Answer:
     """What the log says of a command -> what its client is told."""
-    match outcome:
-        case Applied(_, result):
-            return Settled(result)
-        case Refused(Refusal.OVERLOADED):
-            return Overloaded("the log has too many commands in flight; back off and retry")
-        case Refused(_, leader):
-            return NotLeader(leader)
-        case Unknown():
-            return outcome
+    return Settled(outcome.result) if isinstance(outcome, Applied) else outcome
 
 
 What = TypeVar("What")
@@ -123,7 +108,7 @@ class Line(Generic[What]):
         never pass."""
         with self._lock:
             if self._closed:
-                return NotLeader(None)
+                return Refused(Refusal.NOT_LEADER, None)
             if self._waiting and self.weight + item.weight > self._weight_max:
                 return Overloaded(self._full.format(self.weight))
             self._waiting.append(item)
@@ -155,7 +140,7 @@ class Line(Generic[What]):
             waiting = list(self._waiting)
             self._waiting.clear()
             self.weight = 0
-        _answer_all(waiting, NotLeader(leader))
+        _answer_all(waiting, Refused(Refusal.NOT_LEADER, leader))
 
     def close(self) -> None:
         """Take no more; who waits is told to go elsewhere."""

@@ -25,10 +25,10 @@ from idregistry.rules.directory import DirectoryState, Proposal, iso_utc
 from idregistry.rules.placement import FENCES_A_STEP, command_due
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import ShardState
-from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Settled
+from idregistry.shard import Answer, Ask, Overloaded, Settled
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
-from photon.raft.port import Members
+from photon.raft.port import Members, Refusal, Refused
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import NOW_US, OWN, event_ids, same_times
 
@@ -369,9 +369,9 @@ def test_who_asks_too_late_or_elsewhere_is_told_so() -> None:
     bench = Bench()
     assert isinstance(bench.ask(Fence(0, 7, 0), seconds=0.0), Overloaded)
     bench.log.lose_leadership("r2")
-    assert bench.ask(Fence(0, 7, 0)) == NotLeader("r2")
+    assert bench.ask(Fence(0, 7, 0)) == Refused(Refusal.NOT_LEADER, "r2")
     bench.coordinator.asks.close()
-    assert bench.ask(Fence(0, 7, 0)) == NotLeader(None)
+    assert bench.ask(Fence(0, 7, 0)) == Refused(Refusal.NOT_LEADER, None)
     assert bench.state.fences == []
 
 

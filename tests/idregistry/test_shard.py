@@ -28,7 +28,6 @@ from idregistry.shard import (
     Answer,
     Ask,
     Line,
-    NotLeader,
     Overloaded,
     Settled,
     Shard,
@@ -38,6 +37,7 @@ from idregistry.shard import (
 from photon.core.clock import ManualClock
 from photon.core.ids import TOKEN_BYTES_MAX
 from photon.core.settings import Registry
+from photon.raft.port import Refusal, Refused
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, WON, event_ids, same_times
 
@@ -148,7 +148,7 @@ def test_who_asks_a_follower_is_sent_to_the_leader() -> None:
     bench.offer("a", [1])
     bench.log.lose_leadership("r2")
     bench.tick()
-    assert bench.answers == {"a": NotLeader("r2")}
+    assert bench.answers == {"a": Refused(Refusal.NOT_LEADER, "r2")}
     assert bench.shard.state.ids == 0
 
 
@@ -167,8 +167,8 @@ def test_a_closed_shard_sends_everybody_elsewhere() -> None:
     bench = Bench()
     bench.offer("a", [1])
     bench.shard.queue.close()
-    assert bench.answers == {"a": NotLeader(None)}
-    assert bench.offer("b", [1]) == NotLeader(None)
+    assert bench.answers == {"a": Refused(Refusal.NOT_LEADER, None)}
+    assert bench.offer("b", [1]) == Refused(Refusal.NOT_LEADER, None)
 
 
 # --- garbage collection (2.3)
