@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import grpc
 import numpy as np
 
-from idregistry.rules.commands import Commit, Configure, encode
+from idregistry.rules.commands import Commit, Configure, DirectoryCommand, Row, encode
+from idregistry.rules.directory import DirectoryState
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
 from idregistry.rules.surveys import Scanned
@@ -79,6 +80,21 @@ def commit_command(*segments: tuple[bytes, Iterable[int]], time_us: int = NOW_US
 def one_shard(shards: int = 1, version: int = 1) -> Configuration:
     """The same number of shards at all times."""
     return Configuration(version, (Interval(BEGINNING, shards),))
+
+
+def row(name: str) -> Row:
+    return Row(name, "h", 1, f"{name}:1")
+
+
+ROWS = tuple(map(row, ("r0", "r1", "r2")))
+
+
+def directory(*commands: DirectoryCommand) -> DirectoryState:
+    """That was told this."""
+    state = DirectoryState()
+    for command in commands:
+        assert state.apply(encode(command)) is not False
+    return state
 
 
 def new_state(shard: int = 0, shards: int = 1) -> ShardState:

@@ -17,7 +17,6 @@ from idregistry.rules.commands import (
     Propose,
     Rejected,
     Replace,
-    Row,
     Standing,
     encode,
 )
@@ -30,9 +29,8 @@ from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from photon.raft.port import Members, Refusal, Refused
 from tests.idregistry.fake_log import FakeLog
-from tests.idregistry.kit import NOW_US, OWN, event_ids, same_times
+from tests.idregistry.kit import NOW_US, OWN, ROWS, event_ids, row, same_times
 
-ROWS = tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3))
 IDENTITY = bytes(range(16))
 MEMBERS = Members(("r0", "r1", "r2"))
 SECOND_US = 1_000_000
@@ -233,7 +231,7 @@ def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
 
 def test_a_replaced_replica_is_gone_when_every_group_has_committed_it() -> None:
     bench = Bench()
-    assert bench.ask(Replace(0, "r1", Row("r3", "h", 1, "h:1"))) == Settled(True)
+    assert bench.ask(Replace(0, "r1", row("r3"))) == Settled(True)
     bench.tick()
     assert "r1" in bench.state.view.replicas
     after = Members(("r0", "r2", "r3"))
@@ -252,7 +250,7 @@ def test_a_replaced_replica_is_gone_when_every_group_has_committed_it() -> None:
 
 def test_a_cancelled_replacement_is_over_when_no_group_has_the_new_one_any_more() -> None:
     bench = Bench()
-    bench.ask(Replace(0, "r1", Row("r3", "wrong", 1, "h:1")))
+    bench.ask(Replace(0, "r1", row("r3")))
     learning = Members(("r0", "r1", "r2"), ("r3",))
     bench.log.of_group = learning
     assert bench.ask(Cancel(0, "r3")) == Settled(True)

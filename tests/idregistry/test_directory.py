@@ -25,7 +25,6 @@ from idregistry.rules.commands import (
     Propose,
     Rejected,
     Replace,
-    Row,
     Trim,
     decode_directory,
     encode,
@@ -37,15 +36,10 @@ from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, take_ids, take_times
 from photon.core.errors import CorruptStateError
 from photon.core.fates import Committed, Registered
-from tests.idregistry.kit import NOW_US, OWN
+from tests.idregistry.kit import NOW_US, OWN, ROWS, row
 
-ROWS = tuple(Row(name, "10.0.0.1", 7000, "10.0.0.1:7001") for name in ("r0", "r1", "r2"))
 SKEW_US = 1_000_000
 IDENTITY = b"i" * 16
-
-
-def row(name: str) -> Row:
-    return Row(name, "h", 1, "h:1")
 
 
 class Directory:

@@ -10,14 +10,12 @@ from idregistry.coordinator import Hosting
 from idregistry.rules.commands import (
     Adopt,
     Cancel,
-    Command,
+    DirectoryCommand,
     Found,
     Gone,
     Propose,
     Replace,
-    Row,
     Trim,
-    encode,
 )
 from idregistry.rules.directory import DirectoryState, View
 from idregistry.shard import Shard
@@ -25,9 +23,8 @@ from photon.core.clock import ManualClock
 from photon.core.errors import UsageError
 from photon.core.settings import Registry
 from tests.idregistry.fake_log import FakeLog
-from tests.idregistry.kit import NOW_US
+from tests.idregistry.kit import NOW_US, ROWS, directory, row
 
-ROWS = {name: Row(name, "h", 1, f"{name}:1") for name in ("r0", "r1", "r2")}
 T2_US, T3_US = NOW_US + 10_000_000, NOW_US + 20_000_000
 
 
@@ -58,9 +55,9 @@ class Disk:
 
 
 class Replica:
-    """r1 of three, started from what is in `directory` and on `disk`."""
+    """r1 of three, started from what is in `path` and on `disk`."""
 
-    def __init__(self, directory: Path, disk: Disk) -> None:
+    def __init__(self, path: Path, disk: Disk) -> None:
         disk.open.clear()
         self._disk: Any = disk
         state = DirectoryState()
@@ -68,7 +65,7 @@ class Replica:
         def make(group: int) -> Shard:
             return Shard(group, Registry(), ManualClock(NOW_US), lambda: None, state, lambda: None)
 
-        self.hosting = Hosting("r1", ROWS, directory, make)
+        self.hosting = Hosting("r1", {one.name: one for one in ROWS}, path, make)
         self.hosting.open_groups(self._disk)
 
     def follow(self, *views: View) -> None:
@@ -88,20 +85,15 @@ def test_one_group_comes_or_goes_a_turn(tmp_path: Path) -> None:
     assert max(seen) == 6 and seen[-1] < 6
 
 
-def history(*commands: Command) -> list[View]:
+def history(*commands: DirectoryCommand) -> list[View]:
     """What the directory said after each command."""
-    state = DirectoryState()
-    views = []
-    for command in commands:
-        assert state.apply(encode(command)) is not False
-        views.append(state.view)
-    return views
+    return [directory(*commands[: end + 1]).view for end in range(len(commands))]
 
 
 def resharded() -> list[View]:
     """2 -> 6 -> 3 shards; then shards 3 to 5 retire, and shard 3 comes again."""
     views = history(
-        Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
+        Found(NOW_US, 2, ROWS, bytes(16)),
         Propose(NOW_US, 6, T2_US, 0),
         Adopt(NOW_US, 2),
         Propose(NOW_US, 3, T3_US, 0),
@@ -152,9 +144,9 @@ def test_of_a_shard_that_came_again_the_newer_group_is_served_though_the_older_i
 
 
 def test_who_was_replaced_is_not_spoken_to_again_while_the_log_is_read(tmp_path: Path) -> None:
-    new = Row("r3", "h", 1, "r3:1")
+    new = row("r3")
     commands = (
-        Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
+        Found(NOW_US, 2, ROWS, bytes(16)),
         Replace(NOW_US, "r0", new),
         Gone(NOW_US, "r0"),
     )
@@ -172,8 +164,8 @@ def test_who_was_replaced_itself_ends(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has been replaced"):
         replica.follow(
             *history(
-                Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
-                Replace(NOW_US, "r1", Row("r3", "h", 1, "r3:1")),
+                Found(NOW_US, 2, ROWS, bytes(16)),
+                Replace(NOW_US, "r1", row("r3")),
                 Gone(NOW_US, "r1"),
             )
         )
@@ -181,8 +173,8 @@ def test_who_was_replaced_itself_ends(tmp_path: Path) -> None:
 
 def test_who_was_to_be_replaced_stays_and_the_new_one_is_spoken_to_until_it_is_gone(tmp_path: Path) -> None:
     commands = (
-        Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
-        Replace(NOW_US, "r1", Row("r3", "h", 1, "r3:1")),
+        Found(NOW_US, 2, ROWS, bytes(16)),
+        Replace(NOW_US, "r1", row("r3")),
         Cancel(NOW_US, "r3"),
         Gone(NOW_US, "r3"),
     )
@@ -197,4 +189,4 @@ def test_who_was_to_be_replaced_stays_and_the_new_one_is_spoken_to_until_it_is_g
     for view in history(*commands):
         again.follow(view)
         assert "r3" not in {*again.hosting.rows, *disk.peers}
-    assert disk.peers == set(ROWS)
+    assert disk.peers == {"r0", "r1", "r2"}

@@ -2,23 +2,23 @@
 
 import pytest
 
-from idregistry.rules.commands import Cancel, Found, Replace, Row, encode
+from idregistry.rules.commands import Cancel, Found, Replace
 from idregistry.rules.directory import DirectoryState, View
 from idregistry.rules.placement import Steward, change_due, is_replaced, successor
 from photon.core.clock import ManualClock
 from photon.raft.port import Change, ChangeKind, Members, Status
 from tests.idregistry.fake_log import FakeLog
-from tests.idregistry.kit import NOW_US
+from tests.idregistry.kit import NOW_US, ROWS, directory, row
 
 ADD, PROMOTE, REMOVE = ChangeKind
 
 
+FOUND = Found(NOW_US, 1, ROWS, bytes(16))
+
+
 def view(replacing: tuple[str, str] | None = None) -> View:
-    state = DirectoryState()
-    state.apply(encode(Found(NOW_US, 1, tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3)), bytes(16))))
-    if replacing is not None:
-        state.apply(encode(Replace(NOW_US, replacing[0], Row(replacing[1], "h", 1, "h:1"))))
-    return state.view
+    replaced = [] if replacing is None else [Replace(NOW_US, replacing[0], row(replacing[1]))]
+    return directory(FOUND, *replaced).view
 
 
 def status(node: str, voters: tuple[str, ...], behind: dict[str, int]) -> Status:
@@ -134,14 +134,11 @@ def test_a_replacement_is_taken_through_all_its_steps() -> None:
     ],
 )
 def test_a_cancelled_replacement_goes_back_through_its_steps(members: Members, due: list[Change]) -> None:
-    state = DirectoryState()
-    state.apply(encode(Found(NOW_US, 1, tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3)), bytes(16))))
-    state.apply(encode(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1"))))
-    state.apply(encode(Cancel(NOW_US, "r3")))
+    cancelled = directory(FOUND, Replace(NOW_US, "r1", row("r3")), Cancel(NOW_US, "r3")).view
     group = Group(turn=0)
     group.log.of_group = members
-    group.runs(5.0, state.view)
+    group.runs(5.0, cancelled)
     assert group.log.changes == due
     assert group.log.members == Members(("r0", "r1", "r2"))
-    assert state.view.leaving is not None
-    assert is_replaced([group.log.members], state.view.leaving)
+    assert cancelled.leaving is not None
+    assert is_replaced([group.log.members], cancelled.leaving)

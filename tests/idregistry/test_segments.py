@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules.packing import FEW, SUBS, unhash_ids
-from idregistry.rules.segments import STAMP_DTYPE, Columns, Rows, Segment, array_of, in_order
-from photon.core.columns import hash_ids
+from idregistry.rules.packing import FEW, SUBS
+from idregistry.rules.segments import STAMP_DTYPE, Columns, Rows, Segment, in_order
 
 END = (1 << 64) - 1
 EDGES = st.sampled_from([0, 1, (1 << 56) - 1, 1 << 56, (1 << 63) | 5, END - 1, END])
@@ -47,22 +46,4 @@ def test_every_row_is_found_and_nothing_else(
         assert found == ([wanted] * times if wanted in ids else [])
 
 
-def test_a_large_array_is_as_any_other() -> None:
-    for rows in (0, 1, 1 << 20):
-        array = array_of(rows, np.uint32)
-        array[:] = np.arange(rows)
-        assert len(array) == rows
-        assert array.sum() == rows * (rows - 1) // 2
-    with pytest.raises((MemoryError, ValueError, OverflowError)):
-        array_of(1 << 61, np.uint64)
-
-
 IDS = st.lists(st.binary(min_size=16, max_size=16), max_size=3 * FEW).map(b"".join)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_every_hash_and_half_is_some_ids(hashed: int, half: int) -> None:
-    ids = unhash_ids(np.array([hashed], np.uint64), np.array([half], np.uint64))
-    assert int(hash_ids(ids)[0]) == hashed
-    assert ids[8:] == half.to_bytes(8, "little")

@@ -1,6 +1,6 @@
 """The registry thread of Fig. 3 over a fake log: queue, batches (2.2.1), answers; collection (2.3)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -10,12 +10,10 @@ from idregistry.rules.commands import (
     Adopt,
     Boundary,
     Commit,
-    DirectoryCommand,
     Fence,
     Found,
     Hold,
     Propose,
-    Row,
     Trim,
     decode,
     encode,
@@ -39,7 +37,7 @@ from photon.core.ids import TOKEN_BYTES_MAX
 from photon.core.settings import Registry
 from photon.raft.port import Refusal, Refused
 from tests.idregistry.fake_log import FakeLog
-from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, WON, event_ids, same_times
+from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, ROWS, WON, directory, event_ids, same_times
 
 SECOND_US = 1_000_000
 
@@ -50,8 +48,7 @@ class Bench:
     def __init__(self, **settings: float) -> None:
         self.clock = ManualClock(NOW_US)
         self.woken = 0
-        self.directory = DirectoryState()
-        self.directory.apply(encode(Found(NOW_US, 1, (Row("r0", "h", 1, "h:1"),), bytes(16))))
+        self.directory = directory(Found(NOW_US, 1, ROWS[:1], bytes(16)))
         self.shard = Shard(
             1,
             Registry(**settings),  # type: ignore[arg-type]
@@ -414,7 +411,6 @@ def test_no_request_is_lost_doubled_or_overtaken(sizes, ids_max, queue_max, rng)
     assert (len(queue), queue.weight) == (0, 0)
 
 
-ROWS = tuple(Row(name, "h", 1, f"{name}:1") for name in ("r0", "r1", "r2"))
 FIRST_US, SECOND_START_US = NOW_US + 10 * SECOND_US, NOW_US + 20 * SECOND_US
 REBORN = 3
 """A shard that is retired, and then comes again."""
@@ -429,22 +425,15 @@ HISTORY = [
 ]
 
 
-def after(commands: Sequence[DirectoryCommand]) -> DirectoryState:
-    directory = DirectoryState()
-    for command in commands:
-        directory.apply(encode(command))
-    return directory
-
-
 @pytest.mark.parametrize("read", range(len(HISTORY)))
 def test_a_shard_that_comes_again_is_given_nothing_that_was_said_of_its_first_life(read: int) -> None:
     """A replica that starts may lead the new group before it has read the directory to its end (it found
     the group on its disk). By the first table, which gave the shard a quarter of all events of all times,
     an id would be won there that another shard has granted; and by a token that is fenced since."""
-    now = after(HISTORY)
+    now = directory(*HISTORY)
     group = now.view.group(REBORN)
     assert group != group_of(REBORN, 0)
-    behind = after(HISTORY[:read])
+    behind = directory(*HISTORY[:read])
     shard = Shard(group, Registry(), ManualClock(NOW_US), lambda: None, behind, lambda: None)
     log = FakeLog(shard.state)
     for _ in range(5):
