@@ -364,13 +364,6 @@ def is_guard(name: bytes) -> bool:
     return name[:1] == _GUARD
 
 
-def joiner_of_holder(name: bytes) -> tuple[int, str] | None:
-    """Incarnation and address of a holder; None of what is no joiner's, or holds as a guard."""
-    if name[:1] != bytes((_JOINER,)):
-        return None
-    return int.from_bytes(name[1:_TIME_AT], "little"), name[_TIME_AT:].decode("utf-8", "replace")
-
-
 def joiners_among(
     names: Mapping[int, bytes], incarnations: AnySet[int], address: str | None = None
 ) -> dict[int, int]:
@@ -379,10 +372,11 @@ def joiners_among(
     """
     mine: dict[int, int] = {}
     for number, name in list(names.items()):
-        if (known := joiner_of_holder(name)) is not None:
-            incarnation, named = known
-            if incarnation in incarnations or named == address:
-                mine[number] = incarnation
+        if name[0] != _JOINER:
+            continue
+        incarnation, named = int.from_bytes(name[1:_TIME_AT], "little"), name[_TIME_AT:]
+        if incarnation in incarnations or named.decode("utf-8", "replace") == address:
+            mine[number] = incarnation
     return mine
 
 

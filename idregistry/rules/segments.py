@@ -41,9 +41,6 @@ STAMP: Final = struct.Struct("<Iqi")
 STAMP_DTYPE: Final = np.dtype([("holder", "<u4"), ("time_us", "<i8"), ("bucket", "<i4")])
 GONE: Final = STAMP.pack(0, 0, DEAD)
 
-_TOKEN_BYTES: Final = 12
-_BUCKET: Final = struct.Struct("<i")
-
 assert STAMP_DTYPE.itemsize == STAMP.size
 
 
@@ -55,17 +52,6 @@ def subs_of(subs: Subs, batch: Encoded) -> Iterator[Sub]:
 def stamps_of(subs: Subs, batch: Encoded) -> npt.NDArray[np.void]:
     """N stamps (STAMP_DTYPE), GONE where there is none. Any thread: each step is one under the GIL."""
     return np.frombuffer(b"".join(map(dict.get, subs_of(subs, batch), batch.keys, repeat(GONE))), STAMP_DTYPE)
-
-
-def token_of(stamp: bytes) -> bytes:
-    """What of a stamp tells tokens apart: holder and time."""
-    return stamp[:_TOKEN_BYTES]
-
-
-def bucket_in(stamp: bytes) -> int:
-    """The bucket a stamp names."""
-    bucket: int = _BUCKET.unpack_from(stamp, _TOKEN_BYTES)[0]
-    return bucket
 
 
 def new_stamps(

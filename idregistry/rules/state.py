@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, decode
 from idregistry.rules.packing import (
-    DEAD,
     FEW,
     NO_BOUNDARY,
     NOBODY,
@@ -43,9 +42,7 @@ from idregistry.rules.segments import (
     STAMP_DTYPE,
     Segment,
     Stamps,
-    bucket_in,
     new_stamps,
-    token_of,
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
 from idregistry.rules.surveys import Account, Scanned, account_of, scan
@@ -274,46 +271,43 @@ def release(facts: Facts, command: Release) -> bytes:
     owned = _owned(facts, command).tolist()
     frozen = facts.table.frozen(batch, facts.live)
     free = [command.given_back or facts.is_fenced(token) for token in command.tokens]
-    tokens = [
-        _token_of(facts, token, route.guard)
+    holders = [
+        facts.holders.find(token, route.guard)
         for token, route in zip(command.tokens, command.routes, strict=True)
     ]
-    segments = chain.from_iterable(map(repeat, range(len(tokens)), command.counts))
+    segments = chain.from_iterable(map(repeat, range(len(holders)), command.counts))
     for row, segment in enumerate(segments):
         if not owned[row]:
             outcomes[row] = Released.MISROUTED
         elif not free[segment]:
             outcomes[row] = Released.NOT_FENCED
         else:
-            outcomes[row] = _release_one(facts, batch, row, frozen, tokens[segment])
+            outcomes[row] = _release_one(facts, batch, row, frozen, holders[segment])
     return bytes(outcomes)
 
 
-def _release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: bytes | None) -> Released:
+def _release_one(
+    facts: Facts, batch: Encoded, row: int, frozen: Frozen, wanted: tuple[int | None, int]
+) -> Released:
+    """`wanted`: as of Holders.find, whose id it must be to go."""
     table, number, key = facts.table, batch.subs[row], batch.keys[row]
-    stamp, place = table.stamp(number, key), None
-    if bucket_in(stamp) < facts.live:
+    place = None
+    holder, token_us, bucket = STAMP.unpack(table.stamp(number, key))
+    if bucket < facts.live:
         place = frozen.get(row)
         if place is None:
             return Released.ABSENT
-        stamp = place[0].columns.stamp(place[1])
-        if bucket_in(stamp) < facts.live:  # released by an earlier row of this command
+        holder, token_us, bucket = STAMP.unpack(place[0].columns.stamp(place[1]))
+        if bucket < facts.live:  # released by an earlier row of this command
             return Released.ABSENT
-    if token_of(stamp) != token:
+    if (holder, token_us) != wanted:
         return Released.OTHER
     if place is None:
         table.put(number, key, GONE)
     else:
         table.release_frozen(number, *place)
-    holder, token_us, bucket = STAMP.unpack(stamp)
     facts.counts.add(bucket, holder, token_us, (-1, -int(batch.hashes[row])))
     return Released.RELEASED
-
-
-def _token_of(facts: Facts, token: bytes, guard: bool) -> bytes | None:
-    """As it stands in stamps; None if it never held anything."""
-    holder, time_us = facts.holders.find(token, guard)
-    return None if holder is None else token_of(STAMP.pack(holder, time_us, DEAD))
 
 
 class ShardState:

@@ -267,7 +267,10 @@ class Server:
         """Bind and serve. AddressInUseError if the port is taken."""
         reflection.enable_server_reflection(self._names, self._server)
         try:
-            bound = self._add_port()
+            if self._credentials is None:
+                bound = self._server.add_insecure_port(self._bound)
+            else:
+                bound = self._server.add_secure_port(self._bound, self._credentials)
         except RuntimeError as error:
             raise AddressInUseError(
                 f"cannot listen on {self._bound}: the address is taken or not of this machine; "
@@ -290,11 +293,6 @@ class Server:
         """Health checks are told NOT_SERVING from now on; calls are taken until `stop`."""
         self._draining.set()
         self._health.enter_graceful_shutdown()
-
-    def _add_port(self) -> int:
-        if self._credentials is None:
-            return int(self._server.add_insecure_port(self._bound))
-        return int(self._server.add_secure_port(self._bound, self._credentials))
 
     def stop(self, grace: float = 5.0) -> None:
         """Refuse new calls, let those under way end within `grace` seconds."""

@@ -9,7 +9,7 @@ from typing import Any
 from idregistry.rules import state as shard_state
 from idregistry.rules.commands import Release
 from idregistry.rules.packing import Encoded
-from idregistry.rules.segments import bucket_in, token_of
+from idregistry.rules.segments import STAMP
 from idregistry.rules.state import Facts, Frozen, release
 from photon.core import disk
 from photon.core.fates import Released
@@ -149,11 +149,11 @@ def a_release_is_told_and_not_done() -> AbstractContextManager[None]:
 def a_release_takes_the_id_from_whoever_holds_it() -> AbstractContextManager[None]:
     original = shard_state._release_one
 
-    def release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: bytes | None) -> Released:
-        stamp = facts.table.stamp(batch.subs[row], batch.keys[row])
-        if bucket_in(stamp) >= facts.live:
-            token = token_of(stamp)
-        return original(facts, batch, row, frozen, token)
+    def release_one(
+        facts: Facts, batch: Encoded, row: int, frozen: Frozen, wanted: tuple[int | None, int]
+    ) -> Released:
+        holder, token_us, bucket = STAMP.unpack(facts.table.stamp(batch.subs[row], batch.keys[row]))
+        return original(facts, batch, row, frozen, (holder, token_us) if bucket >= facts.live else wanted)
 
     return patched(shard_state, "_release_one", release_one)
 
