@@ -125,20 +125,19 @@ class Slots:
         self._taken: Counter[int] = Counter()
         self._lock = threading.Lock()
 
-    def take(self, shard: int) -> bool:
-        """Whether there is one."""
+    @contextlib.contextmanager
+    def one(self, shard: int = 0) -> Iterator[bool]:
+        """For the block; whether there is one."""
         with self._lock:
-            if not self._free or self._taken[shard] >= self._share * self._free:
-                return False
-            self._free -= 1
-            self._taken[shard] += 1
-            return True
-
-    def give_back(self, shard: int) -> None:
-        """What was taken."""
-        with self._lock:
-            self._free += 1
-            self._taken[shard] -= 1
+            taken = self._free > 0 and self._taken[shard] < self._share * self._free
+            self._free -= taken
+            self._taken[shard] += taken
+        try:
+            yield taken
+        finally:
+            with self._lock:
+                self._free += taken
+                self._taken[shard] -= taken
 
 
 class IdRegistryService(IdRegistryServicer):
@@ -443,12 +442,10 @@ class IdRegistryService(IdRegistryServicer):
 
     @contextlib.contextmanager
     def _slot(self, slots: Slots, context: Context, shard: int = 0) -> Iterator[None]:
-        if not slots.take(shard):
-            self._abort(context, Overloaded(slots.why))
-        try:
+        with slots.one(shard) as taken:
+            if not taken:
+                self._abort(context, Overloaded(slots.why))
             yield
-        finally:
-            slots.give_back(shard)
 
     def _settled(self, context: Context, offer: _Offer) -> Any:
         """What came of it by the caller's deadline, or our own; aborts where that is not known."""
