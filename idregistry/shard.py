@@ -266,7 +266,7 @@ class Shard:
         self._boundary_us = NO_BOUNDARY  # as last seen by this replica as the leader
         self._boundary_moved_at = clock.monotonic()
         self._tidy_at = 0.0
-        self._tidied_us = 0
+        self._tidied_ids = 0
         self._commits = 0
         self._committed_ids = 0
 
@@ -346,9 +346,9 @@ class Shard:
         now = self._clock.monotonic()
         if now < self._tidy_at:
             return
-        time_us = self.state.time_us
-        is_busy = bool(self.queue) or bool(log.in_flight) or time_us != self._tidied_us
-        self._tidied_us = time_us
+        ids = self.state.ids
+        is_busy = bool(self.queue) or bool(log.in_flight) or ids != self._tidied_ids
+        self._tidied_ids = ids
         if self.state.tidy() and not is_busy:
             self._tidy_at = now
             self._wake()
