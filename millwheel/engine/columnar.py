@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 from millwheel.computation import Batch, BatchComputation, Codes, Fired, Stream, Tag, Times, Values
 from millwheel.engine.due import WATERMARK, Firing
+from millwheel.engine.plan import Plan
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import Output, Stage, _shown, ours, reason_of
-from millwheel.topology import Input, Node
+from millwheel.engine.stage import FAULTS, Stage, _shown, ours, reason_of
 
 _Cells = dict[int, Any]
 _SPAN_MAX: Final = 1 << 62
@@ -20,17 +20,12 @@ class Columnar(Stage):
     """For one thread."""
 
     def __init__(
-        self,
-        number: int,
-        name: str,
-        node: Node,
-        inputs: dict[int, tuple[Input, Any]],
-        slots: Slots,
-        read: Callable[[Sequence[bytes]], list[bytes | None]],
+        self, plan: Plan, name: str, slots: Slots, read: Callable[[Sequence[bytes]], list[bytes | None]]
     ) -> None:
-        assert isinstance(node.computation, BatchComputation)
-        super().__init__(number, name, node, inputs, slots, read, _Cells)
-        self.computation = node.computation
+        computation = plan.topology.computations[name].computation
+        assert isinstance(computation, BatchComputation)
+        super().__init__(plan, name, slots, read, _Cells)
+        self.computation = computation
         self._ctx = CellContext(self)
 
     def _call(self, number: int, records: Records, late: Any) -> None:
@@ -41,7 +36,8 @@ class Columnar(Stage):
                 values = list(map(opened, values))
             batch = Batch(stream, records.names, records.codes, records.times, values, late)
             self.computation.process_batch(batch, self._ctx)
-        except Exception as error:
+            self._done()
+        except FAULTS as error:
             if ours(error):
                 raise
             self._undo()
@@ -54,8 +50,6 @@ class Columnar(Stage):
                 return
             value = _shown(opened, values_of(records.values, 1)[0])
             self._bury(records.keys[0], int(records.times[0]), reason_of(error), stream=stream, value=value)
-        else:
-            self._done()
 
     def _fire(self, clock: int, firing: list[Firing]) -> None:
         for one in firing:
@@ -66,7 +60,8 @@ class Columnar(Stage):
             times = np.array([one.time for one in firing], np.int64)
             fired = Fired([one.key for one in firing], [one.tag for one in firing], times)
             self.computation.process_timers(fired, self._ctx)
-        except Exception as error:
+            self._done()
+        except FAULTS as error:
             if ours(error):
                 raise
             self._undo()
@@ -82,14 +77,12 @@ class Columnar(Stage):
             self._timers_of(one.key)
             self._settle()
             self._bury(one.key, one.time, reason_of(error), timer=one.tag)
-        else:
-            self._done()
 
     def _done(self) -> None:
+        outputs = [self._output(stream, records) for stream, records in self._ctx.produced]
         self._settle()
-        for output in self._ctx.produced:
-            self.outputs.append(output)
-            self.counts["produced"] += len(output.records)
+        self.outputs += outputs
+        self.counts["produced"] += sum(len(output.records) for output in outputs)
         self._ctx.produced.clear()
 
 
@@ -98,7 +91,7 @@ class CellContext:
 
     def __init__(self, stage: Columnar) -> None:
         self._stage = stage
-        self.produced: list[Output] = []
+        self.produced: list[tuple[str, Records]] = []
 
     @property
     def low_watermark(self) -> int:
@@ -147,6 +140,8 @@ class CellContext:
     def set_timers(self, names: Sequence[str], tags: Sequence[Tag], times: Sequence[int]) -> None:
         stage = self._stage
         due = stage.due
+        if not {*map(type, tags)} <= {int, str} or not {*map(type, times)} <= {int}:
+            raise TypeError("set_timers: tags are texts or whole numbers, times in whole us, none of numpy")
         for name, tag, time in zip(names, tags, times, strict=True):
             stage._timers_of(name)
             due.set(name, WATERMARK, tag, time)
@@ -157,13 +152,15 @@ class CellContext:
         stream = stream.name if isinstance(stream, Stream) else stream
         if stream not in self._stage.streams:
             raise KeyError(f"'{stream}' is no stream that '{self._stage.name}' declares")
+        if isinstance(values, np.ndarray) and values.dtype.hasobject:
+            values = values.tolist()
         if isinstance(values, list):
             values = list(map(wire, values))
         at = np.asarray(times, np.int64)
         if not len(names) == len(at) == (len(at) if values is None else len(values)):
             raise ValueError(f"produce: {len(names)} keys, {len(at)} times and other than as many values")
         if len(names):
-            self.produced.append(Output(stream, Records(*coded(names), at, values)))
+            self.produced.append((stream, Records(*coded(names), at, values)))
 
     def _state(self, held: Any) -> _Cells:
         state = self._stage._load(held, dict)
@@ -198,6 +195,8 @@ def _summed(
 
 def _sums(inverse: npt.NDArray[np.int64], count: int, amounts: Any) -> list[Any]:
     column = np.broadcast_to(np.asarray(amounts), inverse.shape)
+    if column.dtype.kind not in "biuf":
+        raise TypeError(f"add: amounts are numbers, not {column.dtype}")
     sums = np.zeros(count, column.dtype)
     np.add.at(sums, inverse, column)
     found: list[Any] = sums.tolist()

@@ -14,9 +14,9 @@ import numpy as np
 
 from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
+from millwheel.engine.plan import Plan
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import Held, Output, Stage, _shown, ours, reason_of
-from millwheel.topology import Input, Node
+from millwheel.engine.stage import FAULTS, Held, Stage, _shown, ours, reason_of
 
 _CLOCKS: Final = {"watermark": WATERMARK, "wall": WALL}
 _CLOCK_NAMES: Final[tuple[Clock, ...]] = ("watermark", "wall")
@@ -26,18 +26,13 @@ class Keyed(Stage):
     """For one thread."""
 
     def __init__(
-        self,
-        number: int,
-        name: str,
-        node: Node,
-        inputs: dict[int, tuple[Input, Any]],
-        slots: Slots,
-        read: Callable[[Sequence[bytes]], list[bytes | None]],
+        self, plan: Plan, name: str, slots: Slots, read: Callable[[Sequence[bytes]], list[bytes | None]]
     ) -> None:
-        assert isinstance(node.computation, Computation)
-        kind = type(node.computation).state
-        super().__init__(number, name, node, inputs, slots, read, kind)
-        self.computation = node.computation
+        computation = plan.topology.computations[name].computation
+        assert isinstance(computation, Computation)
+        kind = type(computation).state
+        super().__init__(plan, name, slots, read, kind)
+        self.computation = computation
         self._ctx = KeyContext(self, kind)
         self._record = Record()
         self._timer = Timer()
@@ -113,13 +108,13 @@ class Keyed(Stage):
         try:
             for item in items():
                 call(item)
-        except Exception as error:
+            self._done()
+        except FAULTS as error:
             if ours(error):
                 raise
             self._undo()
             self._ctx.begin()
         else:
-            self._done()
             return
         for item in items():
             self._carefully(item, call, bury)
@@ -128,7 +123,8 @@ class Keyed(Stage):
         for left in reversed(range(self.node.tries)):
             try:
                 call(item)
-            except Exception as error:
+                self._done()
+            except FAULTS as error:
                 if ours(error):
                     raise
                 self._undo()
@@ -137,16 +133,17 @@ class Keyed(Stage):
                     bury(item, reason_of(error))
                     self._settle()
             else:
-                self._done()
                 return
 
     def _done(self) -> None:
+        outputs = [
+            self._output(stream, Records(*coded(keys), np.array(times, np.int64), values))
+            for stream, (keys, times, values) in self._ctx.produced.items()
+            if keys
+        ]
         self._settle()
-        for stream, (keys, times, values) in self._ctx.produced.items():
-            if keys:
-                names, codes = coded(keys)
-                self.outputs.append(Output(stream, Records(names, codes, np.array(times, np.int64), values)))
-                self.counts["produced"] += len(keys)
+        self.outputs += outputs
+        self.counts["produced"] += sum(len(output.records) for output in outputs)
         self._ctx.begin()
 
 
@@ -208,6 +205,8 @@ class KeyContext:
         self._due.drop(self.key, _CLOCKS[clock], tag)
 
     def hold(self, time: int) -> None:
+        if type(time) is not int:
+            raise TypeError(f"hold({time!r}): a time is in whole us")
         self._check_time("hold", time)
         self._stage._timers_of(self.key)
         self._due.set(self.key, HOLD, "", time)

@@ -2,6 +2,9 @@
 
 A stage is a computation in one worker, for all key intervals that the worker owns. Everything that a batch
 does to it is undone whole if a call raises; what stands is in `changes`, rows for the worker's next commit.
+
+What user code hands over is made to bytes while its call can still be undone (`_settle`, `_output`). What
+can't be is a failure of that call alone, and not of the commit, which is everybody's.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +15,7 @@ import numpy as np
 
 from millwheel.computation import BEFORE
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
+from millwheel.engine.plan import Plan
 from millwheel.engine.records import Records, Slots, opener, values_of
 from millwheel.engine.store import (
     STATE,
@@ -23,7 +27,7 @@ from millwheel.engine.store import (
     slot_rows,
     unpack_timers,
 )
-from millwheel.topology import Input, Node, decoder_of
+from millwheel.topology import decoder_of
 from photon.core.errors import PhotonError
 
 CACHED_KEYS: Final = 200_000
@@ -31,14 +35,19 @@ CACHED_KEYS: Final = 200_000
 FIRED_MAX: Final = 8_192
 """Timers of a stage in one turn, about."""
 _NOT_LOADED: Final = object()
+_json: Final = msgspec.json.encode
 _json_decode: Final = msgspec.json.decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+FAULTS: Final = (Exception, SystemExit)
+"""What a call fails by. Code that calls exit() ends no worker: that would start again and meet it again."""
 
 
 class Output(NamedTuple):
-    """Records that a stage produced."""
+    """Records that a stage produced. `lines`: as the stream's sink has them, if it has one."""
 
     stream: str
     records: Records
+    lines: list[bytes]
 
 
 class Held:
@@ -57,16 +66,14 @@ class Stage:
 
     def __init__(
         self,
-        number: int,
+        plan: Plan,
         name: str,
-        node: Node,
-        inputs: dict[int, tuple[Input, Any]],
         slots: Slots,
         read: Callable[[Sequence[bytes]], list[bytes | None]],
         state: Any,
     ) -> None:
-        """`inputs`: by their number, with the type of their values."""
-        self.number, self.name, self.node = number, name, node
+        """`state`: its type."""
+        self.number, self.name, self.node = plan.nodes[name], name, plan.topology.computations[name]
         self.due = Due()
         self.changes: Changes = {}
         self.outputs: list[Output] = []
@@ -74,15 +81,23 @@ class Stage:
         self.counts = dict.fromkeys(("records", "timers", "late", "dropped", "dead_letters", "produced"), 0)
         self.low_watermark = BEFORE
         self.now = 0
-        self.streams = {stream.name for stream in node.streams}
+        self.streams = {stream.name for stream in self.node.streams}
         self._slots = slots
         self._read = read
         self._cache: dict[str, Held] = {}
         self._touched: list[Held] = []
         self._timers_before: dict[str, Pending] = {}
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = decoder_of(state)
-        self._openers = {number: (read.stream, _opener(kind)) for number, (read, kind) in inputs.items()}
+        self._kind, self._decode = state, decoder_of(state)
+        self._openers = {
+            number: (read.stream, _opener(kind))
+            for number, (of, read, kind) in plan.inputs.items()
+            if of == name
+        }
+        self._sinks = {
+            stream.name: (_opener(stream.type), sink.with_time)
+            for stream in self.node.streams
+            if (sink := plan.sink(stream.name)) is not None
+        }
 
     def load_timers(
         self, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], slots: Iterable[int]
@@ -155,8 +170,14 @@ class Stage:
             held.touched = True
             self._touched.append(held)
         if held.state is _NOT_LOADED:
-            held.state = new() if held.packed is None else self._decode(held.packed)
+            held.state = new() if held.packed is None else self._unpacked(held.packed)
         return held.state
+
+    def _unpacked(self, packed: bytes) -> Any:
+        try:
+            return self._decode(packed)
+        except msgspec.ValidationError as error:
+            raise TypeError(f"state is no {shown_type(self._kind)}: {error}") from error
 
     def _timers_of(self, key: str) -> None:
         """Note the key's timers before they change."""
@@ -164,25 +185,46 @@ class Stage:
             self._timers_before[key] = self.due.of(key)
 
     def _settle(self) -> None:
-        """What was done stands."""
-        changes, encode = self.changes, self._encode
-        for held in self._touched:
+        """What was done stands. If that can't be made to bytes, it raises, and `_undo` undoes all of it."""
+        states = self._packed_states()
+        timers = self._packed_timers() if self._timers_before else {}
+        changes = self.changes
+        for held, packed in zip(self._touched, states, strict=True):
             held.touched = False
-            if held.state is None:
-                held.state, packed = _NOT_LOADED, None
-            else:
-                packed = encode(held.state)
+            if packed is None:
+                held.state = _NOT_LOADED
             if packed != held.packed:
                 held.packed = changes[held.row] = packed
         self._touched.clear()
-        if self._timers_before:
-            keys = list(self._timers_before)
-            for key, slot in zip(keys, self._slots.of(keys).tolist(), strict=True):
-                timers = self.due.of(key)
-                changes[key_row(TIMERS, self.number, slot, key)] = (
-                    pack_timers(key, timers) if timers else None
-                )
-            self._timers_before.clear()
+        changes.update(timers)
+        self._timers_before.clear()
+
+    def _packed_states(self) -> list[bytes | None]:
+        """Of the keys that were touched."""
+        return [None if held.state is None else _encode(held.state) for held in self._touched]
+
+    def _packed_timers(self) -> Changes:
+        rows: Changes = {}
+        keys = list(self._timers_before)
+        for key, slot in zip(keys, self._slots.of(keys).tolist(), strict=True):
+            timers = self.due.of(key)
+            rows[key_row(TIMERS, self.number, slot, key)] = pack_timers(key, timers) if timers else None
+        return rows
+
+    def _output(self, stream: str, records: Records) -> Output:
+        """As it is handed on. Raises if other workers, or the sink, could not have it."""
+        "".join(records.names).encode()
+        if isinstance(records.values, list):
+            _encode(records.values)
+        lines: list[bytes] = []
+        if stream in self._sinks:
+            opened, with_time = self._sinks[stream]
+            shown = [plain(opened(value)) for value in values_of(records.values, len(records))]
+            if with_time:
+                times = records.times.tolist()
+                shown = [{"time": time, "value": value} for time, value in zip(times, shown, strict=True)]
+            lines = list(map(_json, shown))
+        return Output(stream, records, lines)
 
     def _undo(self) -> None:
         """Nothing of what was done since `_settle` stands."""
@@ -206,16 +248,24 @@ class Stage:
 
     def _bury(self, key: str, time: int, reason: str, **what: Any) -> None:
         self.counts["dead_letters"] += 1
+        reason = reason.encode(errors="backslashreplace").decode()  # user code may quote half a surrogate
         self.dead.append({"computation": self.name, "key": key, "time": time, "reason": reason, **what})
 
 
-def ours(error: Exception) -> bool:
+def ours(error: BaseException) -> bool:
     """Whether it is no fault of the user's code."""
     return isinstance(error, PhotonError)
 
 
-def reason_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def reason_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # a class of the user's that can't say what it is
+        return type(error).__name__
+
+
+def shown_type(kind: Any) -> str:
+    return kind.__qualname__ if isinstance(kind, type) else str(kind)
 
 
 def _opener(kind: Any) -> Callable[[Any], Any]:

@@ -55,7 +55,6 @@ from millwheel.engine.store import (
     lane_row,
     lines_row,
     owners,
-    plain,
     sink_row,
     weak_lane,
 )
@@ -342,9 +341,8 @@ class Wheel:
 
     def _stage(self, name: str) -> Stage:
         made = self.plan.topology.computations[name]
-        inputs = {n: (read, kind) for n, (of, read, kind) in self.plan.inputs.items() if of == name}
         kind = Keyed if isinstance(made.computation, Computation) else Columnar
-        return kind(self.plan.nodes[name], name, made, inputs, self._slots, self._store.read)
+        return kind(self.plan, name, self._slots, self._store.read)
 
     @property
     def _inputs_of(self) -> dict[str, list[int]]:
@@ -400,24 +398,15 @@ class Wheel:
         self._waiting.setdefault((number, weak), []).append(records)
 
     def _drain(self, name: str, stage: Stage, weak: bool) -> None:
-        for stream, records in stage.outputs:
+        for stream, records, lines in stage.outputs:
             for number in self.plan.readers[stream]:
                 self._route(name, number, self._rekeyed(stream, number, records), weak)
-            sink = self.plan.sink(stream)
-            if sink is not None:
-                lines = self._as_lines(stream, records, sink.with_time)
+            if lines:
                 self._lines[weak].setdefault(stream, []).extend(lines)
         stage.outputs.clear()
         if stage.dead:
             self._lines[False].setdefault(DEAD_LETTERS, []).extend(map(_json, stage.dead))
             stage.dead.clear()
-
-    def _as_lines(self, stream: str, records: Records, with_time: bool) -> Iterator[bytes]:
-        opened = self._openers[stream]
-        values = values_of(records.values, len(records))
-        for value, time in zip(values, records.times.tolist(), strict=True):
-            shown = plain(opened(value))
-            yield _json({"time": time, "value": shown} if with_time else shown)
 
     def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
         """With the keys that the consumer wants."""

@@ -1,0 +1,168 @@
+"""What user code hands over and nobody can keep or send is the failure of that call alone."""
+
+import numpy as np
+import pytest
+
+from millwheel import BatchComputation, Computation, Input, Logs, LogSink, Stream, Topology, node
+from millwheel.testing import Bench, in_order, run
+from tests.millwheel.topologies import SECOND
+
+HALF = "\ud800"
+LINES = [{"user": user, "ts": ts} for ts, user in enumerate(("ann", "bad", "bob", "bad", "ann"))]
+
+
+def poisoned(poison, kind=dict, on_timer=False):
+    """The key "bad" does it, in a record or in a timer."""
+
+    class It(Computation):
+        state = kind
+
+        def process_record(self, record, ctx):
+            if ctx.key == "bad" and not on_timer:
+                poison(ctx)
+            ctx.set_timer("end", record.time + SECOND)
+            ctx.produce("out", [ctx.key, record.time])
+
+        def process_timer(self, timer, ctx):
+            if ctx.key == "bad" and on_timer:
+                poison(ctx)
+
+    return topology_of(It())
+
+
+def topology_of(it):
+    return Topology(
+        {"clicks": Logs("logs/*", "ts")},
+        {
+            "it": node(it, Input("clicks", key="user"), Stream("out")),
+            "then": node(Relay(), Input("out"), Stream("again")),
+        },
+        {"out": LogSink("out"), "again": LogSink("again")},
+    )
+
+
+class Relay(Computation):
+    def process_record(self, record, ctx):
+        ctx.produce("again", record.value)
+
+
+def setting(state):
+    return lambda ctx: setattr(ctx, "state", state)
+
+
+def putting(key, value):
+    return lambda ctx: ctx.state.__setitem__(key, value)
+
+
+def holding_itself(ctx):
+    ctx.state["me"] = ctx.state
+
+
+CASES = {
+    "a number of numpy": (setting(np.int64(3)), int),
+    "a number of numpy within": (putting("x", np.float64(3)), dict),
+    "no value": (putting("x", object()), dict),
+    "a large number": (setting(2**70), int),
+    "a large number within": (putting("x", 2**70), dict),
+    "half a surrogate": (putting("x", HALF), dict),
+    "an object as a key": (putting(object(), 1), dict),
+    "a cycle": (holding_itself, dict),
+    "a timer in 2**70": (lambda ctx: ctx.set_timer("a", 2**70), dict),
+    "a tag of half a surrogate": (lambda ctx: ctx.set_timer(HALF, 9 * SECOND), dict),
+    "a tag of 2**70": (lambda ctx: ctx.set_timer(2**70, 9 * SECOND), dict),
+    "a hold at 2**70": (lambda ctx: ctx.hold(2**70), dict),
+    "a hold at half": (lambda ctx: ctx.hold(SECOND + 0.5), dict),
+    "a production in 2**70": (lambda ctx: ctx.produce("out", 1, time=2**70), dict),
+    "a production of half a surrogate": (lambda ctx: ctx.produce("out", HALF), dict),
+    "a production of 2**70": (lambda ctx: ctx.produce("out", 2**70), dict),
+    "a production that is no JSON": (lambda ctx: ctx.produce("out", {"x": {("a", "b"): 1}}), dict),
+    "a production for half a surrogate": (lambda ctx: ctx.produce("out", 1, key=HALF), dict),
+    "a production for a number": (lambda ctx: ctx.produce("out", 1, key=7), dict),
+    "exit()": (lambda ctx: exit(3), dict),
+}
+
+
+def users(letters):
+    return sorted((letter["computation"], letter["key"], letter["time"]) for letter in letters)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("on_timer", [False, True], ids=["record", "timer"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_kept_or_sent_fails_its_call_alone(case, on_timer, workers):
+    found = run(poisoned(*CASES[case], on_timer=on_timer), {"clicks": LINES}, workers=workers)
+    produced = [[line["user"], line["ts"]] for line in LINES if on_timer or line["user"] != "bad"]
+    assert in_order({"out": found["out"], "again": found["again"]}) == in_order(
+        {"out": produced, "again": produced}
+    )
+    times = [3 + SECOND] if on_timer else [1, 3]
+    assert users(found["dead-letters"]) == [("it", "bad", time) for time in times]
+
+
+def test_a_dead_letter_says_why():
+    bench = Bench(poisoned(*CASES["a number of numpy"]))
+    bench.send("clicks", LINES[1])
+    (letter,) = bench.dead_letters
+    assert letter["reason"] == "TypeError: Encoding objects of type numpy.int64 is unsupported"
+    assert letter["value"] == LINES[1]
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(ValueError(HALF), "ValueError: \\ud800"), (MuteError(), "MuteError")]
+)
+def test_an_error_that_says_nothing_readable_is_a_reason_all_the_same(error, reason):
+    def fail(ctx):
+        raise error
+
+    bench = Bench(poisoned(fail))
+    bench.send("clicks", LINES[1])
+    assert [letter["reason"] for letter in bench.dead_letters] == [reason]
+
+
+def adding(amounts):
+    return lambda ctx: ctx.add(["bad"], np.zeros(1, np.int64), np.zeros(1, np.int64), amounts)
+
+
+BATCHES = {
+    "a time of numpy": lambda ctx: ctx.set_timers(["bad"], [1], np.array([9 * SECOND])),
+    "a tag that is half": lambda ctx: ctx.set_timers(["bad"], [1.5], [9 * SECOND]),
+    "a time of 2**70": lambda ctx: ctx.set_timers(["bad"], [1], [2**70]),
+    "a large number": adding([2**63]),
+    "an object": adding(np.array([object()])),
+    "half a surrogate": lambda ctx: ctx.produce("out", ["bad"], [HALF], [5]),
+    "a column of objects": lambda ctx: ctx.produce("out", ["bad"], np.array([object()]), [5]),
+    "a production in 2**70": lambda ctx: ctx.produce("out", ["bad"], [1], [2**70]),
+    "no JSON": lambda ctx: ctx.produce("out", ["bad"], [{"x": {("a", "b"): 1}}], [5]),
+    "a key of half a surrogate": lambda ctx: ctx.produce("out", [HALF], [1], [5]),
+    "exit()": lambda ctx: exit(3),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("on_timer", [False, True], ids=["record", "timer"])
+@pytest.mark.parametrize("case", BATCHES)
+def test_so_it_is_of_batches(case, on_timer, workers):
+    class It(BatchComputation):
+        def process_batch(self, batch, ctx):
+            ctx.set_timers(batch.names, [0] * len(batch.names), [SECOND] * len(batch.names))
+            keys = [batch.names[code] for code in batch.codes.tolist()]
+            ctx.produce("out", keys, batch.times, batch.times)
+            if "bad" in keys and not on_timer:
+                BATCHES[case](ctx)
+                BATCHES[case](ctx)
+
+        def process_timers(self, fired, ctx):
+            if "bad" in fired.names and on_timer:
+                BATCHES[case](ctx)
+                BATCHES[case](ctx)
+
+    found = run(topology_of(It()), {"clicks": LINES}, workers=workers)
+    produced = [line["ts"] for line in LINES if on_timer or line["user"] != "bad"]
+    assert sorted(found["out"]) == sorted(found["again"]) == produced
+    times = [SECOND] if on_timer else [1, 3]
+    assert users(found["dead-letters"]) == [("it", "bad", time) for time in times]
