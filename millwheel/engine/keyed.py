@@ -8,6 +8,7 @@ given up.
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import repeat
+from reprlib import repr as _short
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
 from millwheel.engine.plan import Plan
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import FAULTS, Held, Stage, _shown, ours, reason_of
+from millwheel.engine.stage import FAULTS, Held, Stage, _encode, _shown, ours, reason_of, shown_type
 
 _CLOCKS: Final = {"watermark": WATERMARK, "wall": WALL}
 _CLOCK_NAMES: Final[tuple[Clock, ...]] = ("watermark", "wall")
@@ -33,6 +34,8 @@ class Keyed(Stage):
         kind = type(computation).state
         super().__init__(plan, name, slots, read, kind)
         self.computation = computation
+        self._sure = kind if kind in (int, float, str, bool) else None
+        """A type whose values need no look: their bytes are theirs alone."""
         self._ctx = KeyContext(self, kind)
         self._record = Record()
         self._timer = Timer()
@@ -98,6 +101,23 @@ class Keyed(Stage):
             self._bury(one.key, one.time, reason, timer=one.tag)
 
         self._each(agenda, call, bury)
+
+    def _packed_states(self) -> list[bytes | None]:
+        """A call finds the same with and without a restart: from here on, what the bytes say is the state."""
+        states: list[bytes | None] = []
+        sure = self._sure
+        for held in self._touched:
+            state = held.state
+            packed = None if state is None else _encode(state)
+            states.append(packed)
+            if packed is not None and packed != held.packed and type(state) is not sure:
+                held.state = self._unpacked(packed)
+                if held.state != state and repr(held.state) != repr(state):  # nan is not itself
+                    raise TypeError(
+                        f"state of type {shown_type(self._kind)}: {_short(state)} would come back as "
+                        f"{_short(held.state)}. Declare its type, or set what stays the same"
+                    )
+        return states
 
     def _each(
         self,

@@ -1,5 +1,8 @@
 """What user code hands over and nobody can keep or send is the failure of that call alone."""
 
+from collections import defaultdict
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -166,3 +169,75 @@ def test_so_it_is_of_batches(case, on_timer, workers):
     assert sorted(found["out"]) == sorted(found["again"]) == produced
     times = [SECOND] if on_timer else [1, 3]
     assert users(found["dead-letters"]) == [("it", "bad", time) for time in times]
+
+
+class Sum(msgspec.Struct):
+    total: int = 0
+
+
+class Named(msgspec.Struct):
+    total: str = ""
+
+
+STATES = {
+    "a text as a number": (int, "text", "TypeError: state is no int: Expected `int`, got `str`"),
+    "a field of another type": (Sum, Sum("text"), "TypeError: state is no Sum: Expected `int`, got `str`"),
+    "a set as a list": (
+        dict,
+        {"seen": {1}},
+        "TypeError: state of type dict: {'seen': {1}} would come back as {'seen': [1]}. Declare",
+    ),
+    "a tuple as a list": (
+        list,
+        [(1, 2)],
+        "TypeError: state of type list: [(1, 2)] would come back as [[1, 2]]. Declare",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_state_that_would_not_be_read_back_as_it_was_fails_its_call(case):
+    kind, state, reason = STATES[case]
+    bench = Bench(poisoned(setting(state), kind))
+    bench.send("clicks", *LINES)
+    letters = bench.dead_letters
+    assert users(letters) == [("it", "bad", 1), ("it", "bad", 3)]
+    assert all(letter["reason"].startswith(reason) for letter in letters)
+
+
+def test_a_state_is_after_each_batch_what_a_restart_would_find():
+    """A dict that makes its entries compares as a dict, and comes back as one."""
+
+    class Counting(Computation):
+        def process_record(self, record, ctx):
+            if "n" not in ctx.state:
+                ctx.state["n"] = defaultdict(int)
+            ctx.produce("out", type(ctx.state["n"]).__name__)
+
+    bench = Bench(topology_of(Counting()))
+    for line in LINES[:2] + LINES[3:4]:
+        bench.send("clicks", line)
+    assert bench.lines("out") == ["defaultdict", "defaultdict", "dict"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        (dict, {"x": float("nan"), 3: None, "y": [1.5, {"z": b"raw"}]}),
+        (dict[str, set[int]], {"seen": {1, 2}}),
+        (tuple[int, str], (1, "a")),
+        (Sum, Sum(3)),
+        (float, 3),
+    ],
+)
+def test_what_reads_back_as_it_was_is_kept(kind, state):
+    class Setting(Computation):
+        def process_record(self, record, ctx):
+            ctx.state = state
+            ctx.produce("out", 1)
+
+    Setting.state = kind
+    bench = Bench(topology_of(Setting()))
+    bench.send("clicks", *LINES)
+    assert bench.dead_letters == []
+    assert len(bench.lines("out")) == len(LINES)
