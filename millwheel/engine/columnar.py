@@ -22,10 +22,9 @@ class Columnar(Stage):
     def __init__(
         self, plan: Plan, name: str, slots: Slots, read: Callable[[Sequence[bytes]], list[bytes | None]]
     ) -> None:
-        computation = plan.topology.computations[name].computation
-        assert isinstance(computation, BatchComputation)
-        super().__init__(plan, name, slots, read, _Cells)
-        self.computation = computation
+        super().__init__(plan, name, slots, read)
+        assert isinstance(self.node.computation, BatchComputation)
+        self.computation = self.node.computation
         self._ctx = CellContext(self)
 
     def _call(self, number: int, records: Records, late: Any) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
-from millwheel.engine.plan import Plan
+from millwheel.engine.plan import Plan, shown_type
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import FAULTS, Held, Stage, _encode, _shown, ours, reason_of, shown_type
+from millwheel.engine.stage import FAULTS, Held, Stage, _encode, _shown, ours, reason_of
 
 _CLOCKS: Final = {"watermark": WATERMARK, "wall": WALL}
 _CLOCK_NAMES: Final[tuple[Clock, ...]] = ("watermark", "wall")
@@ -29,11 +29,10 @@ class Keyed(Stage):
     def __init__(
         self, plan: Plan, name: str, slots: Slots, read: Callable[[Sequence[bytes]], list[bytes | None]]
     ) -> None:
-        computation = plan.topology.computations[name].computation
-        assert isinstance(computation, Computation)
-        kind = type(computation).state
-        super().__init__(plan, name, slots, read, kind)
-        self.computation = computation
+        super().__init__(plan, name, slots, read)
+        assert isinstance(self.node.computation, Computation)
+        self.computation = self.node.computation
+        kind = self._kind
         self._sure = kind if kind in (int, float, str, bool) else None
         """A type whose values need no look: their bytes are theirs alone."""
         self._ctx = KeyContext(self, kind)

@@ -1,14 +1,19 @@
 """A topology made ready to run: numbers for what rows and frames name, and who reads what."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
-from millwheel.engine.store import NAMES
-from millwheel.topology import DEAD_LETTERS, Input, LogSink, Topology
+from millwheel.computation import Computation
+from millwheel.engine.store import NAMES, STATE, node_rows
+from millwheel.errors import TopologyError
+from millwheel.topology import DEAD_LETTERS, Input, LogSink, Node, Topology, decoder_of
 
 _numbers: Final = msgspec.msgpack.Decoder(dict[str, int]).decode
+_LOOKED_AT: Final = 100
+"""States of a computation that a run looks at before it begins."""
 
 
 class Plan:
@@ -50,6 +55,33 @@ class Plan:
 
     def sink(self, stream: str) -> LogSink | None:
         return self.topology.sinks.get(stream)
+
+
+def state_type(made: Node) -> Any:
+    """Of a key's state."""
+    computation = made.computation
+    return type(computation).state if isinstance(computation, Computation) else dict[int, Any]
+
+
+def shown_type(kind: Any) -> str:
+    return kind.__qualname__ if isinstance(kind, type) else str(kind)
+
+
+def check_states(plan: Plan, scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]]) -> None:
+    """Look whether the code reads the state that there is: if not, each record and timer of its keys would
+    become a dead letter. TopologyError.
+    """
+    for name, number in plan.nodes.items():
+        kind = state_type(plan.topology.computations[name])
+        decode = decoder_of(kind)
+        try:
+            for _, packed in list(islice(scan(node_rows(STATE, number)), _LOOKED_AT)):
+                decode(packed)
+        except msgspec.DecodeError as error:
+            raise TopologyError(
+                f"computation '{name}': there is state of it that is no {shown_type(kind)} ({error}). "
+                "Declare a type that reads it too, or give the computation another name"
+            ) from error
 
 
 def _input(name: str, place: int, read: Input) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from millwheel.computation import BEFORE
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
-from millwheel.engine.plan import Plan
+from millwheel.engine.plan import Plan, shown_type, state_type
 from millwheel.engine.records import Records, Slots, opener, values_of
 from millwheel.engine.store import (
     STATE,
@@ -70,9 +70,7 @@ class Stage:
         name: str,
         slots: Slots,
         read: Callable[[Sequence[bytes]], list[bytes | None]],
-        state: Any,
     ) -> None:
-        """`state`: its type."""
         self.number, self.name, self.node = plan.nodes[name], name, plan.topology.computations[name]
         self.due = Due()
         self.changes: Changes = {}
@@ -87,7 +85,8 @@ class Stage:
         self._cache: dict[str, Held] = {}
         self._touched: list[Held] = []
         self._timers_before: dict[str, Pending] = {}
-        self._kind, self._decode = state, decoder_of(state)
+        self._kind = state_type(self.node)
+        self._decode = decoder_of(self._kind)
         self._openers = {
             number: (read.stream, _opener(kind))
             for number, (of, read, kind) in plan.inputs.items()
@@ -262,10 +261,6 @@ def reason_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # a class of the user's that can't say what it is
         return type(error).__name__
-
-
-def shown_type(kind: Any) -> str:
-    return kind.__qualname__ if isinstance(kind, type) else str(kind)
 
 
 def _opener(kind: Any) -> Callable[[Any], Any]:

@@ -57,9 +57,14 @@ def key_row(table: bytes, node: int, slot: int, key: str) -> bytes:
     return table + node.to_bytes(2, "big") + bytes((slot,)) + name
 
 
+def node_rows(table: bytes, node: int) -> bytes:
+    """What the rows of all keys of a computation start with."""
+    return table + node.to_bytes(2, "big")
+
+
 def slot_rows(table: bytes, node: int, slot: int) -> bytes:
-    """What the rows of all keys of a slot start with."""
-    return table + node.to_bytes(2, "big") + bytes((slot,))
+    """Those of a slot."""
+    return node_rows(table, node) + bytes((slot,))
 
 
 def pack_timers(key: str, timers: Pending) -> bytes:

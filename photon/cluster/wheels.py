@@ -20,7 +20,7 @@ from millwheel import links
 from millwheel.computation import BEFORE, NEVER
 from millwheel.disk import Disk
 from millwheel.engine.lateness import Stragglers
-from millwheel.engine.plan import NUMBERS_ROW, Plan, numbered, pack_numbers, unpack_numbers
+from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
 from millwheel.engine.store import GIVEN
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
@@ -144,10 +144,12 @@ class WheelRun:
             self._go_on(disk)
             disk.claim(range(SLOTS), 0, 1)
             numbers = numbered(topology, unpack_numbers(disk.numbers(NUMBERS_ROW)))
+            plan = Plan(topology, numbers)
+            check_states(plan, disk.scan)
             disk.numbers(NUMBERS_ROW, pack_numbers(numbers))
         finally:
             disk.close()
-        return Plan(topology, numbers)
+        return plan
 
     def _go_on(self, disk: Disk) -> None:
         """What is ready-made goes on with its own state, which is of its arguments. UsageError."""

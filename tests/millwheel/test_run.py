@@ -200,3 +200,23 @@ def test_a_percentile_closes_windows_that_the_longest_lateness_would_keep_open(s
     system.kill()
     counted = sum(count["count"] for count in system.sinks()["counts"])
     assert counted + system.dead_letters() == len(lines) + 3
+
+
+def test_a_state_that_new_code_does_not_read_is_refused_before_anything_is_used_up(system):
+    module = system.directory / "mine.py"
+    code = (ROOT / "tests/millwheel/topologies.py").read_text()
+    module.write_text(code)
+    lines = clicks(random.Random(7), 50)
+    system.write("0.jsonl", lines)
+    system.write("1.jsonl", lines[:0])
+    system.start("--follow", name="mine:HELD")
+    wait_until(lambda: system.is_up() and system.status()["counts"].get("windows", {}).get("records") == 50)
+    system.stop()
+    module.write_text(
+        code.replace("class Counts(Computation[dict]):", "class Counts(Computation[int]):\n    state = int\n")
+    )
+    said = system.run(status=2, name="mine:HELD")
+    assert "computation 'windows': there is state of it that is no int (Expected `int`, got `object`)" in said
+    module.write_text(code)
+    assert system.run(name="mine:HELD")["dead_letters"] == 0
+    system.check(lines)
