@@ -105,7 +105,11 @@ class Context(Protocol[S]):
 
     @property
     def state(self) -> S:
-        """The key's persistent state, to be changed in place or set; a new one where there is none."""
+        """The key's persistent state, to be changed in place or set; a new one where there is none.
+
+        A call fails that leaves what would come back from the store as another value: of another type than
+        the declared one, or with a set or a tuple where no type says so.
+        """
         ...
 
     @state.setter
@@ -143,7 +147,10 @@ class Context(Protocol[S]):
 
 
 class Computation(Generic[S]):
-    """A record at a time. `state`: the type of a key's state; `state()` is a new one."""
+    """A record at a time. `state`: the type of a key's state; `state()` is a new one.
+
+    A call that raises, or that hands over what can't be encoded, is undone, tried again and given up alone.
+    """
 
     state: ClassVar[Any] = dict
 
