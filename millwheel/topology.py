@@ -321,7 +321,7 @@ def load_topology(name: str) -> Topology:
             found = found(**msgspec.json.decode(arguments))
     except TopologyError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TopologyError(f"'{name}' can't be loaded: {type(error).__name__}: {error}") from error
     if not isinstance(found, Topology):
         raise TopologyError(f"'{name}' is a {type(found).__name__}, not a millwheel.Topology")

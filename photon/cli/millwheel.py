@@ -128,9 +128,11 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 def check(topology: str) -> None:
     """Load a topology, and say what it does."""
+    from millwheel.testing import Bench
     from millwheel.topology import load_topology
 
     found = load_topology(topology)
+    Bench(found)  # what a worker would refuse is refused here
     for name, injector in found.injectors.items():
         click.echo(f"{name:<20} injector, {injector.listen or ', '.join(injector.patterns)}")
     for name in found.order():
@@ -193,11 +195,11 @@ def deploy(work: Path) -> None:
     """Have the run's workers start again with the topology as it is now. Its logs go on growing meanwhile.
 
     Consumers may be new or gone and code may be another: nothing is lost or doubled by it, and no low
-    watermark goes back. Look at it with `check` first.
+    watermark goes back. Code that `check` refuses is refused here too, and the run goes on as it was.
     """
-    from photon.cluster.wheels import ask
+    from photon.cluster.wheels import DEPLOY_S, ask
 
-    ask(work, "deploy")
+    ask(work, "deploy", timeout_s=DEPLOY_S)
     click.echo("deployed")
 
 

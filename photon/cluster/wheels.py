@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from millwheel import links
 from millwheel.computation import BEFORE, NEVER
@@ -28,7 +28,7 @@ from millwheel.links import Link, LostError, pack, unpack
 from millwheel.push import PushedLogs
 from millwheel.topology import Topology, load_topology
 from millwheel.worker import CONTROL, pushed_logs
-from photon.cluster.supervisor import Supervisor
+from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, UsageError
@@ -40,7 +40,34 @@ SILENCE_S_MAX: Final = 5.0
 """Of a worker that began: then it is killed."""
 _POLL_S: Final = 0.05
 _STOP_S: Final = 10.0
+_TRIAL_S: Final = 60.0
+"""In which new code is to be loaded."""
+DEPLOY_S: Final = _TRIAL_S + 10.0
+"""In which a run answers a deploy."""
 Tell = Callable[[str], None]
+
+
+class _Trial(NamedTuple):
+    """New code, loaded and looked at by a process of its own, and who waits for the outcome."""
+
+    process: Process
+    log: Path
+    asker: Link
+    until: float
+
+    def outcome(self) -> str | None:
+        """What is wrong with it; "" for nothing, None while that is not known."""
+        status = self.process.poll()
+        if status is None:
+            if time.monotonic() < self.until:
+                return None
+            self.kill()
+            return f"it was not loaded within {_TRIAL_S:g} s"
+        return "" if status == 0 else last_message(self.log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 class WheelRun:
@@ -69,7 +96,8 @@ class WheelRun:
         self._beats: dict[int, float] = {}
         self._finished: set[int] = set()
         self._ended = False
-        self._stop = self._reload = False
+        self._stop = False
+        self._trial: _Trial | None = None
         self._restarts = 0
         """Of workers that were stopped since."""
         self._began = time.monotonic()
@@ -88,6 +116,8 @@ class WheelRun:
                 self._supervisor.stop(list(self._supervisor.children), _STOP_S)
             finally:
                 self._supervisor.kill()
+                if self._trial is not None:
+                    self._trial.kill()
         return self.summary()
 
     def summary(self) -> dict[str, Any]:
@@ -201,9 +231,7 @@ class WheelRun:
             else:
                 self._hear(key.data)
         self._watch(before)
-        if self._reload:
-            self._reload = False
-            self._begin_anew()
+        self._end_trial()
 
     def _hear(self, link: Link) -> None:
         try:
@@ -246,7 +274,10 @@ class WheelRun:
         elif kind == links.BEAT:
             self._beats[said[0]] = time.monotonic()
         elif kind == links.ASK:
-            link.send(links.ANSWER, pack(self._answer(said)))
+            if said == ["deploy"]:
+                self._try(link)
+            else:
+                link.send(links.ANSWER, pack(self._answer(said)))
 
     def _answer(self, said: Any) -> Any:
         match said:
@@ -254,9 +285,6 @@ class WheelRun:
                 return self.status()
             case ["why", str(name)]:
                 return self.why(name)
-            case ["deploy"]:
-                self._reload = True
-                return {"ok": True}
         return {"error": f"a question that this run does not know: {said!r}"}
 
     def _send_all(self, kind: int, payload: bytes) -> None:
@@ -286,13 +314,49 @@ class WheelRun:
                     self._tell(f"worker-{worker} stands still for {SILENCE_S_MAX:g} s; it is killed")
                     child.process.kill()
 
-    def _begin_anew(self) -> None:
-        """New code, by workers that import it: what is known to be wrong with it stops nothing."""
+    def _try(self, asker: Link) -> None:
+        """Load new code where nothing is loaded yet, as workers will; meanwhile the run goes on."""
+        if self._trial is not None:
+            self._tell_asker(asker, "another deploy is under way")
+            return
+        log = self._work / "logs" / "deploy.log"
+        try:
+            log.unlink(missing_ok=True)
+            process = FreshLauncher().launch(["millwheel", "check", self._name], log)
+        except OSError as error:
+            self._tell_asker(asker, f"the new code can't be tried: {error}")
+            return
+        self._trial = _Trial(process, log, asker, time.monotonic() + _TRIAL_S)
+
+    def _end_trial(self) -> None:
+        trial = self._trial
+        wrong = None if trial is None else trial.outcome()
+        if trial is None or wrong is None:
+            return
+        self._trial = None
+        topology = None
+        if not wrong:
+            try:
+                topology = _fresh(self._name)
+            except PhotonError as error:  # it has become another one meanwhile
+                wrong = str(error)
+        self._tell_asker(trial.asker, wrong)
+        if topology is not None:
+            self._begin_anew(topology)
+
+    def _tell_asker(self, asker: Link, wrong: str) -> None:
+        """Of a deploy."""
+        answer = {"error": f"not deployed, the run goes on as it was: {wrong}"} if wrong else {"ok": True}
+        with contextlib.suppress(LostError):
+            asker.send(links.ANSWER, pack(answer))
+
+    def _begin_anew(self, topology: Topology) -> None:
+        """New code, by workers that import it."""
         self._tell("new code: the workers start again")
         self._restarts += self._supervisor.restarts()
         self._supervisor.stop(list(self._supervisor.children), _STOP_S)
         marks = self._authority.marks
-        self._plan = self._number(_fresh(self._name))
+        self._plan = self._number(topology)
         self._authority = Authority(self._plan.sources, self._workers)
         self._authority.restore(marks)
         self._stragglers = Stragglers(self._plan.topology.injectors)
@@ -311,10 +375,10 @@ def _fresh(name: str) -> Topology:
     return load_topology(name)
 
 
-def ask(work: Path, *question: str) -> Any:
+def ask(work: Path, *question: str, timeout_s: float = 10.0) -> Any:
     """A question to the run in this directory. PhotonError if there is none, or for its own error."""
     try:
-        answer = links.ask(work, CONTROL, list(question))
+        answer = links.ask(work, CONTROL, list(question), timeout_s)
     except (OSError, ConnectionError) as error:
         raise PhotonError(
             f"{work}: no run of MillWheel answers here; `photon millwheel run` starts one"

@@ -176,6 +176,13 @@ def test_a_topology_that_takes_arguments_says_which_one_is_wrong():
         load_topology(name)
 
 
+def test_a_module_that_exits_is_no_topology(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit()\n")
+    with pytest.raises(TopologyError, match="'exits:T' can't be loaded: SystemExit"):
+        load_topology("exits:T")
+
+
 def test_a_work_directory_goes_on_only_with_what_it_was_begun_with(system):
     """Counts of one length of window mean nothing in windows of another."""
 

@@ -153,6 +153,47 @@ def test_new_code_is_deployed_while_records_flow(system):
     system.stop()
 
 
+HELPED = """from helper import made
+TOPOLOGY = made()
+"""
+HELPER = "from tests.millwheel.topologies import TOPOLOGY\nmade = lambda: TOPOLOGY\n"
+NESTED = """from dataclasses import replace
+from millwheel import Input, node
+from tests.millwheel.topologies import TOPOLOGY, Totals
+reads = node(Totals(), Input("clicks", "user", ("user", "user.id")))
+TOPOLOGY = replace(TOPOLOGY, computations={**TOPOLOGY.computations, "more": reads})
+"""
+
+
+def test_new_code_that_cannot_run_is_refused_and_the_run_goes_on(system):
+    module, helper = system.directory / "mine.py", system.directory / "helper.py"
+    module.write_text(HELPED)
+    helper.write_text(HELPER)
+    now = time.time_ns() // 1_000
+    system.write("a.jsonl", [{"user": "ann", "ts": now - 60 * SECOND, "what": "click"}])
+    system.start("--follow", name="mine:TOPOLOGY")
+    wait_until(lambda: len(system.sinks()["totals"]) == 1)
+    workers = system.workers()
+    for path, code, reason in [
+        (module, "def (\n", "SyntaxError"),
+        (helper, "raise ValueError('first\\nsecond')\n", "first"),  # a module that this one imports
+        (module, NESTED, "can't lie within another"),
+    ]:
+        path.write_text(code)
+        said = system.refused("deploy", "--work", "work")
+        assert reason in said
+        assert "the run goes on as it was" in said
+        assert len(said.splitlines()) == 1
+        module.write_text(HELPED)
+        helper.write_text(HELPER)
+    assert system.workers() == workers
+    system.write("a.jsonl", [{"user": "bob", "ts": time.time_ns() // 1_000, "what": "click"}], "a")
+    wait_until(lambda: len(system.sinks()["totals"]) == 2)
+    system.ask("deploy", "--work", "work")
+    wait_until(lambda: len(system.workers()) == 1 and system.workers() != workers)
+    system.stop()
+
+
 @pytest.mark.parametrize(
     ("name", "workers", "message"),
     [
