@@ -22,7 +22,8 @@ from photon.core.clock import Clock
 from photon.core.settings import Logs as Reading
 from photon.logs.files import FileState, named_files, pack_file_state, shown, unpack_file_state
 from photon.logs.follow import LogFollower
-from photon.logs.shares import slot_of
+from photon.logs.packed import is_packed
+from photon.logs.shares import slot_of, unrotated
 
 CHUNK_BYTES: Final = 512 << 10
 _LOOK_US: Final = 1_000_000
@@ -119,6 +120,7 @@ class LogSource:
         self._behind_since: dict[int, int] = {}
         """Files that it did not, and the look by which they had been."""
         self._known: dict[int, FileState] = {state.number: state for state in states}
+        self._stand_for = _stand_for(self._known.values())
 
     @property
     def patience_s(self) -> float:
@@ -138,6 +140,8 @@ class LogSource:
             else:
                 self._known[state.number] = state
                 changes[row] = self._packed(state)
+        if changes:
+            self._stand_for = _stand_for(self._known.values())
         self._follower.poll()
         return changes
 
@@ -187,10 +191,10 @@ class LogSource:
         follower = self._follower
         if self._drain and follower.caught_up and not follower.unreadable:
             return NEVER
-        behind = [state.number for state in follower.behind()]
+        behind = {state.number for state in follower.behind()}
         if self._drain or self._injector.silent == "hold":
-            files = self._known if self._injector.silent == "hold" and not self._drain else behind
-            bounds = [self._newest.get(number, BEFORE) for number in files]
+            bounds = [self._newest.get(number, BEFORE) for number in behind]
+            bounds += self._silent(behind).values()
             return min(bounds, default=BEFORE if self._drain else self._looked) - self._lateness
         self._behind_since = {number: self._behind_since.get(number, self._trusted) for number in behind}
         self._trusted = self._looked
@@ -201,13 +205,16 @@ class LogSource:
         """What the bound hangs on."""
         behind = self._follower.behind()
         least = sorted(behind, key=lambda state: self._newest.get(state.number, BEFORE))[:3]
+        silent = self._silent({state.number for state in behind})
+        upto = min((self._newest.get(state.number, BEFORE) for state in least), default=NEVER)
+        quiet = [number for number in sorted(silent, key=silent.__getitem__) if silent[number] < upto][:3]
         return {
             "files": self._follower.files,
             "unread_bytes": self._follower.unread_bytes(),
             "least_far": [shown(state.name) for state in least],
             "unreadable": self._follower.unreadable,
             "expected": list(self._expected),
-            "quiet": [] if self._injector.silent == "advance" else self._quiet(),
+            "quiet": [shown(self._known[number].name) for number in quiet],
             "lateness_s": self._lateness / 1e6,
             "percentile": self._injector.percentile,
         }
@@ -229,10 +236,15 @@ class LogSource:
     def _is_read(self, path: str) -> bool:
         return self._mine(path) and (self._listed is None or self._listed.has(path))
 
-    def _quiet(self) -> list[str]:
-        """The files that said least."""
-        least = sorted(self._known.values(), key=lambda state: self._newest.get(state.number, BEFORE))[:3]
-        return [shown(state.name) for state in least]
+    def _silent(self, behind: set[int]) -> dict[int, int]:
+        """Where those files stand that hold the bound though they were read to their end: at the newest line
+        of their log, which what was rotated away is part of."""
+        stands: dict[int, int] = {}
+        if self._injector.silent == "hold" and not self._drain:
+            for number, log in self._stand_for.items():
+                if number not in behind:
+                    stands[log] = max(self._newest.get(number, BEFORE), stands.get(log, BEFORE))
+        return stands
 
     def _await_expected(self) -> bool:
         now = self._clock.now_us()
@@ -256,6 +268,18 @@ class LogSource:
         if line is not None:
             letter["line"] = line.decode("utf-8", "replace")
         return letter
+
+
+def _stand_for(files: Iterable[FileState]) -> dict[int, int]:
+    """Number of each file that still counts once it is read to its end -> of the one that it counts for: of
+    one that was rotated away, the log that goes on under the name it had. An archive grows no more."""
+    numbers = {file.name: file.number for file in files}
+    logs = {number: numbers.get(unrotated(name), number) for name, number in numbers.items()}
+    return {
+        number: logs[number]
+        for name, number in numbers.items()
+        if logs[number] != number or not is_packed(name)
+    }
 
 
 def position_rows(number: int) -> bytes:

@@ -57,10 +57,11 @@ class Logs:
     behind the wall clock once a file is read to its end, an event may be; what is further behind is late.
     `expected`: files (globs) of which each must match one before the low watermark moves at all. `silent`:
     what a file that was read to its end says: "advance", that all up to now was read; "hold", nothing more
-    than its last line. `skew_max_s`: a line that is further ahead of the clock says nothing of how far its
-    file is. `listed`: read only files that a manifest beside them lists, as of joined logs and sinks.
-    `percentile`: the low watermark stays as far behind as this share of recent lines was late, so with 99.9
-    about one line of a thousand is late; `lateness_s` is the most, and what counts until enough was seen.
+    than its last line, or its log's if it was rotated away. `skew_max_s`: a line that is further ahead of the
+    clock says nothing of how far its file is. `listed`: read only files that a manifest beside them lists, as
+    of joined logs and sinks. `percentile`: the low watermark stays as far behind as this share of recent
+    lines was late, so with 99.9 about one line of a thousand is late; `lateness_s` is the most, and what
+    counts until enough was seen.
     """
 
     paths: str | tuple[str, ...]

@@ -366,6 +366,14 @@ def attribution(
     return _run_ready("attribution", logs, given=given, **run)
 
 
+_MISSING: Final = {
+    "expected": "expected and not there",
+    "quiet": 'read to its end and silent, and silent="hold" waits for it',
+    "least_far": "read least far",
+}
+"""Why an injector's files hold its low watermark."""
+
+
 def _because(held: dict[str, Any]) -> str:
     where = f"{held['name']}: worker {held['worker']}"
     match held["held_by"]:
@@ -380,8 +388,8 @@ def _because(held: dict[str, Any]) -> str:
         case "production":
             return f"{where}, records that worker {held['for_worker']} has not taken yet"
         case "injector":
-            files = ", ".join(held.get("expected") or held.get("least_far") or held.get("quiet") or [])
-            missing = "expected and not there" if held.get("expected") else "read least far"
+            which = next((which for which in _MISSING if held.get(which)), None)
+            files, missing = ("", "") if which is None else (", ".join(held[which]), _MISSING[which])
             percentile = held.get("percentile")
             unreadable = "".join(f"; {file}: {why}" for file, why in held.get("unreadable", {}).items())
             return (

@@ -12,7 +12,7 @@ from millwheel import Input, Logs, LogSink, Stream, Topology, TopologyError, nod
 from millwheel.ready import Attribution, Sessions, Unmatched, WindowCounts, Zeitgeist
 from millwheel.testing import in_order, oracle, run
 from millwheel.topology import load_topology
-from photon.cli.millwheel import group
+from photon.cli.millwheel import _because, group
 from photon.cluster import wheels
 from photon.core.errors import UsageError
 from tests.millwheel.running import ROOT
@@ -174,6 +174,15 @@ def test_a_topology_that_takes_arguments_says_which_one_is_wrong():
         load_topology(f'{name} {{"no_such": 1}}')
     with pytest.raises(TopologyError, match=r"not a millwheel\.Topology"):
         load_topology(name)
+
+
+def test_why_names_the_silent_file_that_is_waited_for():
+    held = {"name": "clicks", "worker": 0, "held_by": "injector", "least_far": ["b"], "quiet": ["a"]}
+    said = _because(held)
+    assert (
+        said == 'clicks: worker 0, its logs (read to its end and silent, and silent="hold" waits for it: a)'
+    )
+    assert "read least far: b" in _because(held | {"quiet": []})
 
 
 def test_a_module_that_exits_is_no_topology(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The bound of an injector: what it promises not to bring any more (paper 4.5, 5.2)."""
 
+import gzip
 import json
 
 import pytest
@@ -21,7 +22,7 @@ class Read:
 
     def __init__(self, directory, drain=False, **how):
         self.directory, self._drain = directory, drain
-        self._injector = Logs(f"{directory}/*.jsonl", "ts", **how)
+        self._injector = Logs(**{"paths": f"{directory}/*.jsonl", "time": "ts", **how})
         self.clock = ManualClock()
         self._rows = {}
         self.source = self._opened(self._injector)
@@ -93,6 +94,50 @@ def test_a_silent_writer_holds_the_bound_where_it_is_told_to(tmp_path):
     read.write("a.jsonl", -3)
     read.read()
     assert read.bound == -50 - 40
+
+
+@pytest.mark.parametrize("away", ["a.jsonl.1", "a.jsonl-20260101", "a.jsonl.1.gz"])
+def test_a_log_goes_on_where_its_rotated_file_ended(tmp_path, away):
+    """Not at the last line of the file that was rotated away, for as long as that is kept."""
+    read = Read(tmp_path, paths=f"{tmp_path}/a.jsonl*", silent="hold")
+    read.write("a.jsonl", -100, -90)
+    read.read()
+    if away.endswith(".gz"):
+        (tmp_path / away).write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+        (tmp_path / "a.jsonl").unlink()
+    else:
+        (tmp_path / "a.jsonl").rename(tmp_path / away)
+    (tmp_path / "a.jsonl").touch()
+    read.read()
+    assert read.bound == -90 - 40  # the log has said nothing more
+    read.write("a.jsonl", -30)
+    read.read()
+    assert read.bound == -30 - 20
+    assert read.source.why()["quiet"] == [f"{tmp_path}/a.jsonl"]
+    read.source.close()
+    read.source = read._opened(read._injector)
+    read.read()
+    assert read.bound == -30 - 40
+
+
+def test_a_file_whose_name_only_looks_rotated_holds(tmp_path):
+    """Nothing says that the log goes on elsewhere: these may be files of two writers."""
+    read = Read(tmp_path, paths=f"{tmp_path}/web.*", silent="hold")
+    read.write("web.1", -100)
+    read.write("web.2", -50)
+    read.read()
+    assert read.bound == -100 - 20
+
+
+def test_an_archive_that_was_read_holds_nothing(tmp_path):
+    read = Read(tmp_path, paths=f"{tmp_path}/*", silent="hold")
+    read.write("monday.jsonl", -100)
+    monday = tmp_path / "monday.jsonl"
+    (tmp_path / "monday.jsonl.gz").write_bytes(gzip.compress(monday.read_bytes()))
+    monday.unlink()
+    read.write("tuesday.jsonl", -50)
+    assert read.read() == 2
+    assert read.bound == -50 - 20
 
 
 def test_a_line_from_the_future_moves_no_bound(tmp_path):
