@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from millwheel.computation import Times
-from millwheel.engine.records import JSON, MSGPACK, Ext, Records, coded
+from millwheel.engine.records import JSON, MSGPACK, Ext, Records, keyed, made_keys
 from millwheel.topology import WHOLE, Input, Logs
 from photon.core.columns import Column, Field, decoder_of, parse_path
 from photon.logs.formats import Malformed, decode, split_chunk, time_type, to_us
@@ -19,7 +19,8 @@ _decode: Final = msgspec.json.decode
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """`records`: by number of the input. `times` (N,) of the lines; `malformed` have no record."""
+    """`records`: by number of the input. `times` (N,) of the lines. `malformed`: those without a record, for
+    all inputs or for one that finds no key."""
 
     records: dict[int, Records]
     times: Times
@@ -48,22 +49,24 @@ class LineParser:
         try:
             times = to_us(self._columns[self._time](events), self._unit)
         except (OverflowError, ValueError):
-            events, lines, times, bad = self._timed(events, lines, starts)
+            rows, times, bad = self._timed(events, lines, starts)
+            events, lines, starts = [events[row] for row in rows], [lines[row] for row in rows], starts[rows]
             malformed += bad
         records = {}
         for number, read in self._inputs.items():
-            column: list[str] = self._keys(read, events, lines, malformed)
-            names, codes = coded(column)
-            records[number] = Records(names, codes, times, self._values(read, events, lines))
+            keys, wrong = self._keys(read, events, lines)
+            records[number] = keyed(keys, wrong, times, self._values(read, events, lines))
+            malformed += [Malformed(int(starts[row]), lines[row], reason) for row, reason in wrong.items()]
         return Parsed(records, times, malformed)
 
     def _keys(
-        self, read: Input, events: list[Any], lines: list[bytes], malformed: list[Malformed]
-    ) -> list[str]:
+        self, read: Input, events: list[Any], lines: list[bytes]
+    ) -> tuple[Sequence[str], dict[int, str]]:
+        """As made_keys."""
         if isinstance(read.key, str):
-            return texts(self._columns[read.key](events))
+            return texts(self._columns[read.key](events)), {}
         assert read.key is not None
-        return [str(read.key(_decode(line))) for line in lines]
+        return made_keys(read.key, _decode, lines)
 
     def _values(self, read: Input, events: list[Any], lines: list[bytes]) -> list[Any] | None:
         if read.value is None:
@@ -79,8 +82,8 @@ class LineParser:
 
     def _timed(
         self, events: list[Any], lines: list[bytes], starts: Any
-    ) -> tuple[list[Any], list[bytes], Times, list[Malformed]]:
-        """The slow path: those that have a time in range."""
+    ) -> tuple[list[int], Times, list[Malformed]]:
+        """The slow path: rows of those that have a time in range."""
         kept, times, bad = [], [], []
         for row, value in enumerate(self._columns[self._time](events)):
             try:
@@ -88,7 +91,7 @@ class LineParser:
                 kept.append(row)
             except (OverflowError, ValueError):
                 bad.append(Malformed(int(starts[row]), lines[row], f"field '{self._time}' is out of range"))
-        return [events[r] for r in kept], [lines[r] for r in kept], np.array(times, np.int64), bad
+        return kept, np.array(times, np.int64), bad
 
 
 def texts(keys: Sequence[Any]) -> list[str]:

@@ -4,8 +4,9 @@ A key has one of SLOTS slots by a hash; a slot of all computations is one key in
 assigned to a worker). Values travel as numbers, texts and None, as numpy columns, or encoded (`Ext`).
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -65,6 +66,41 @@ def coded(keys: Sequence[str]) -> tuple[list[str], Codes]:
     if len(index) == len(keys):
         return list(keys), np.arange(len(keys))
     return list(index), np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
+
+
+def made_keys(
+    key: Callable[[Any], Any], opened: Callable[[Any], Any], values: Sequence[Any]
+) -> tuple[list[str], dict[int, str]]:
+    """What a key function of the user's makes of N values: the keys, without the rows that have none; and by
+    row why they have none."""
+    with contextlib.suppress(Exception, SystemExit):  # which value it is, is found below
+        found = [key(opened(value)) for value in values]
+        if None not in found:
+            keys = list(map(str, found))
+            "".join(keys).encode()
+            return keys, {}
+    keys, wrong = [], {}
+    for row, value in enumerate(values):
+        try:
+            made = key(opened(value))
+            if made is None:
+                wrong[row] = "the key function returns None"
+                continue
+            text = str(made)
+            text.encode()
+            keys.append(text)
+        except (Exception, SystemExit) as error:
+            reason = f"the key function fails: {type(error).__name__}: {error}"
+            wrong[row] = reason.encode(errors="backslashreplace").decode()
+    return keys, wrong
+
+
+def keyed(keys: Sequence[str], wrong: Container[int], times: Times, values: Values) -> Records:
+    """Records of N values with what `made_keys` made of them."""
+    if wrong:
+        rows = np.array([row for row in range(len(times)) if row not in wrong], np.intp)
+        times, values = times[rows], take(values, rows)
+    return Records(*coded(keys), times, values)
 
 
 def together(parts: Sequence[Records]) -> Records:

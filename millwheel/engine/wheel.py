@@ -33,15 +33,16 @@ from millwheel.engine.records import (
     Part,
     Records,
     Slots,
-    coded,
     decode_frame,
     encode_frame,
+    keyed,
+    made_keys,
     opener,
     split_frame,
     together,
     values_of,
 )
-from millwheel.engine.stage import Stage
+from millwheel.engine.stage import Stage, _shown
 from millwheel.engine.store import (
     FRAME,
     HEARD,
@@ -414,8 +415,13 @@ class Wheel:
         if not callable(key):
             return records
         opened = self._openers[stream]
-        keys = [str(key(opened(value))) for value in values_of(records.values, len(records))]
-        return Records(*coded(keys), records.times, records.values)
+        values = values_of(records.values, len(records))
+        keys, wrong = made_keys(key, opened, values)
+        reader = self.stages[self.plan.inputs[number][0]]
+        for row, reason in wrong.items():
+            value, time = _shown(opened, values[row]), int(records.times[row])
+            reader._bury(records.names[records.codes[row]], time, reason, stream=stream, value=value)
+        return keyed(keys, wrong, records.times, records.values)
 
     def _route(self, source: str, number: int, records: Records, again: bool) -> None:
         """To the stage here, and to other workers. `again`: after a crash they are made again as they are."""

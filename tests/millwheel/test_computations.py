@@ -1,5 +1,7 @@
 """What a user's code may rely on (paper 4.4 to 4.6), a record and a batch at a time."""
 
+import json
+
 import msgspec
 import numpy as np
 import pytest
@@ -305,3 +307,65 @@ def test_lines_that_are_none_are_dead_letters_and_the_others_go_on():
 def test_a_topology_that_cannot_be_is_refused_with_its_mend(computations, sinks, message):
     with pytest.raises(TopologyError, match=message.replace(".", r"\.")):
         Topology({"clicks": Logs("logs/*", "ts")}, computations, sinks)
+
+
+class Whole(Computation[dict]):
+    def process_record(self, record, ctx):
+        ctx.produce("again", record.value)
+
+
+class Keys(Computation[dict]):
+    def __init__(self, stream):
+        self._stream = stream
+
+    def process_record(self, record, ctx):
+        ctx.produce(self._stream, [ctx.key, record.value["n"]])
+
+
+NO_KEYS = {
+    "the key function returns None": {"n": 1, "user": None},
+    "the key function fails: KeyError: 'user'": {"n": 2},
+    "the key function fails: UnicodeEncodeError": {"n": 3, "user": "half"},
+}
+
+
+def key_of(value):
+    return "\ud83d" if value["user"] == "half" else value["user"]
+
+
+def test_a_record_without_a_key_is_a_dead_letter_of_the_input_that_wants_one():
+    """Of a log's line, and of what a computation produced."""
+    bench = Bench(
+        Topology(
+            {"clicks": Logs("x", "ts")},
+            {
+                "all": node(Whole(), Input("clicks", key="n"), Stream("again")),
+                "of_lines": node(Keys("seen"), Input("clicks", key=key_of), Stream("seen")),
+                "of_values": node(Keys("seen2"), Input("again", key=key_of), Stream("seen2")),
+            },
+            {name: LogSink("out") for name in ("again", "seen", "seen2")},
+        )
+    )
+    lines = [{"ts": 5, **line} for line in ({"n": 0, "user": 7}, *NO_KEYS.values(), {"n": 4, "user": "ann"})]
+    bench.send("clicks", *lines)
+    assert bench.lines("again") == lines
+    assert bench.lines("seen") == bench.lines("seen2") == [["7", 0], ["ann", 4]]
+    letters = bench.dead_letters
+    of_lines = [letter for letter in letters if letter.get("injector") == "clicks"]
+    of_values = [letter for letter in letters if letter.get("computation") == "of_values"]
+    for reason, line, letter, later in zip(NO_KEYS, lines[1:4], of_lines, of_values, strict=True):
+        assert letter["reason"].startswith(reason)
+        assert json.loads(letter["line"]) == line
+        assert later["reason"].startswith(reason)
+        assert (later["key"], later["time"], later["value"]) == (str(line["n"]), 5, line)
+
+
+def test_a_line_whose_key_is_null_is_a_dead_letter():
+    bench = Bench(
+        Topology(
+            {"clicks": Logs("x", "ts")}, {"all": node(Whole(), Input("clicks", "user"), Stream("again"))}
+        )
+    )
+    bench.send("clicks", {"ts": 5, "user": None})
+    (letter,) = bench.dead_letters
+    assert "got `null` in `user`" in letter["reason"]
