@@ -84,7 +84,10 @@ def make_directory(directory: Path) -> None:
     """Create it and what is missing above it, durably. Raises OSError."""
     if not directory.is_dir():
         make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        try:
+            directory.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from error
     # Though it is there: who made it may have been killed before this, and a power loss would take it away.
     sync_directory(directory.parent)
 
@@ -95,6 +98,8 @@ def storage_error(error: OSError, path: Path) -> StorageError:
         return DiskFullError(
             f"{path}: no space left ({error.strerror}); free some, nothing acknowledged is lost"
         )
+    if error.errno == errno.ENOTDIR:
+        return StorageError(f"{path}: {error.strerror}; give another path")
     return StorageError(f"{path}: {error.strerror or error}; check the disk and the permissions")
 
 

@@ -207,6 +207,15 @@ def test_a_bad_command_line_is_one_line_and_status_2(refused, tmp_path, name, wo
     assert message in refused("millwheel", "run", name, "--work", tmp_path / "work", "--workers", workers)
 
 
+def test_a_work_directory_that_is_a_file_is_said_to_be_none(command, tmp_path):
+    work = tmp_path / "work"
+    work.touch()
+    for path in (work, work / "within"):
+        done = command("millwheel", "run", NAME, "--work", path)
+        assert (done.status, done.out) == (1, "")
+        assert done.err == f"photon: {path}: Not a directory; give another path\n"
+
+
 def test_output_of_another_run_is_not_touched(system):
     lines = clicks(random.Random(6), 50)
     system.write("a.jsonl", lines)
