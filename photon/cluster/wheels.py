@@ -44,6 +44,10 @@ _TRIAL_S: Final = 60.0
 """In which new code is to be loaded."""
 DEPLOY_S: Final = _TRIAL_S + 10.0
 """In which a run answers a deploy."""
+_OURS: Final = frozenset(loaded.partition(".")[0] for loaded in sys.modules)
+"""What is loaded before any topology is: never loaded again."""
+_HOME: Final = Path(__file__).parents[2]
+"""A current directory that has us, too, has more that is ours."""
 Tell = Callable[[str], None]
 
 
@@ -367,12 +371,29 @@ class WheelRun:
 
 
 def _fresh(name: str) -> Topology:
-    """The topology as its module is now."""
+    """The topology as its modules are now: its own, its package's, and others of the current directory."""
     module = name.partition(":")[0]
     importlib.invalidate_caches()
-    for loaded in [one for one in sys.modules if one == module or one.startswith(f"{module}.")]:
-        del sys.modules[loaded]
+    for loaded in list(sys.modules):
+        if loaded == module or loaded.startswith(f"{module}.") or _is_users(loaded, module):
+            del sys.modules[loaded]
     return load_topology(name)
+
+
+def _is_users(loaded: str, module: str) -> bool:
+    top = loaded.partition(".")[0]
+    if top in _OURS:
+        return False
+    here = Path.cwd()
+    return top == module.partition(".")[0] or (here != _HOME and _found_in(top) == here)
+
+
+def _found_in(top: str) -> Path | None:
+    """The directory in which a module, or a package, was found."""
+    spec = getattr(sys.modules.get(top), "__spec__", None)
+    if spec is not None and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(spec.origin).parent if spec is not None and spec.has_location else None
 
 
 def ask(work: Path, *question: str, timeout_s: float = 10.0) -> Any:

@@ -189,8 +189,30 @@ def test_new_code_that_cannot_run_is_refused_and_the_run_goes_on(system):
     assert system.workers() == workers
     system.write("a.jsonl", [{"user": "bob", "ts": time.time_ns() // 1_000, "what": "click"}], "a")
     wait_until(lambda: len(system.sinks()["totals"]) == 2)
+    system.stop()
+
+
+MORE = """from dataclasses import replace
+from millwheel import Input, Stream, node
+from millwheel.ready import Sessions
+from tests.millwheel.topologies import TOPOLOGY
+more = node(Sessions("more", 5), Input("clicks", "user", None), Stream("more"))
+made = lambda: replace(TOPOLOGY, computations={**TOPOLOGY.computations, "more": more})
+"""
+
+
+def test_new_code_of_a_module_that_the_topology_imports_is_deployed(system):
+    (system.directory / "mine.py").write_text(HELPED)
+    (system.directory / "helper.py").write_text(HELPER)
+    now = time.time_ns() // 1_000
+    system.write("a.jsonl", [{"user": "ann", "ts": now - 60 * SECOND, "what": "click"}])
+    system.start("--follow", name="mine:TOPOLOGY")
+    wait_until(lambda: len(system.sinks()["totals"]) == 1)
+    (system.directory / "helper.py").write_text(MORE)
     system.ask("deploy", "--work", "work")
-    wait_until(lambda: len(system.workers()) == 1 and system.workers() != workers)
+    wait_until(lambda: "more" in system.status()["low_watermarks"])
+    system.write("a.jsonl", [{"user": "bob", "ts": time.time_ns() // 1_000, "what": "click"}], "a")
+    wait_until(lambda: system.status()["counts"].get("more", {}).get("records") == 1)
     system.stop()
 
 
