@@ -143,7 +143,7 @@ class LogFollower:
 
     def ends(self) -> dict[int, int] | None:
         """File number -> its size now; None while some can't be seen or read. A stat each. Any thread."""
-        if not self._has_scanned or self.unreadable or self.settling:
+        if not self._has_scanned or self.unreadable or self._inventory.incomplete:
             return None
         files = list(self._inventory.current.values())
         return {file.state.number: file_size(file.path, file.identity) or 0 for file in files}
@@ -192,7 +192,7 @@ class LogFollower:
         self._take_news()
         for number in self._polling.turn(self._clock.monotonic()):
             file = self._inventory.files.get(number)
-            if file is None or file.state.gone:
+            if file is None or not file.here:
                 self._polling.forget(number)
                 continue
             try:
@@ -212,7 +212,7 @@ class LogFollower:
         while self._growing:
             file = self._next_waiting()
             file.waiting = False
-            if file.state.gone:
+            if not file.here:
                 continue
             chunk = self._read_on(file)
             if chunk is not None:
@@ -221,20 +221,21 @@ class LogFollower:
                 if chunk.more:
                     self._wait(file)
                 return file.state, chunk
-        if self.drain and not self._caught_up and not self._inventory.settling:
+        if self.drain and not self._caught_up and not self._inventory.incomplete:
             self._scan_now()  # only a whole scan can say that nothing is left
-        elif self._next_scan != _NOW and not self._inventory.settling:
+        elif self._next_scan != _NOW and not self._inventory.incomplete:
             self._caught_up = True
         return None
 
     def growing(self) -> list[FileState]:
         """Files of which something is known that was not read."""
-        return [file.state for _, _, file in self._growing if not file.state.gone]
+        return [file.state for _, _, file in self._growing if file.here]
 
     def behind(self) -> list[FileState]:
-        """The same, and those that could not be read."""
-        failed = (file.state for file in self._failed if not file.state.gone)
-        return list({state.number: state for state in (*self.growing(), *failed)}.values())
+        """The same, and those that could not be read or vanished before they were."""
+        failed = (file.state for file in self._failed if file.here)
+        away = (file.state for file in self._inventory.away if file.unread)
+        return list({state.number: state for state in (*self.growing(), *failed, *away)}.values())
 
     def advanced(self, number: int, offset: int) -> FileState:
         """The state of a file whose events before `offset` are taken care of; the owner keeps it.
@@ -262,7 +263,7 @@ class LogFollower:
         return {
             shown(file.state.name): file.stalled_at - file.read
             for file in list(self._inventory.files.values())
-            if file.stalled_at > file.read and not file.state.gone
+            if file.stalled_at > file.read and file.here
         }
 
     def _next_waiting(self) -> Followed:
@@ -283,7 +284,7 @@ class LogFollower:
         return bool(self._failed or self._unlisted or inventory.settling or inventory.reads_on)
 
     def _scan(self, now: float) -> list[FileState]:
-        whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure
+        whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure or self._inventory.away
         self._next_scan = now + self._settings.scan_interval_s
         if not whole:
             return []
@@ -302,9 +303,9 @@ class LogFollower:
         for file in followed:
             if file.seen is not None:
                 self._look(file, file.seen.size)
-        self._failed = {file for file in self._failed if not file.state.gone}
+        self._failed = {file for file in self._failed if file.here}
         if not self._growing:
-            self._caught_up = not self._inventory.settling
+            self._caught_up = not self._inventory.incomplete
         self._has_scanned = True
         return changed
 

@@ -38,6 +38,7 @@ class Followed:
     size: int = 0  # the most that it was seen to hold
     held: int = -1  # a descriptor
     adrift: bool = False  # it has no name any more, and is read through `held`
+    away: bool = False  # it is nowhere to be found, but an archive of it may turn up
     suspect: bool = False  # not the file it was, says a read
     waiting: bool = False
     stalled_at: int = -1  # size at which nothing could be read on
@@ -58,6 +59,11 @@ class Followed:
         return dataclasses.replace(self.state, **self.tail)
 
     @property
+    def known_at(self) -> int:
+        """The place at which it is known what stands before."""
+        return self.tail_at if self.last else self.state.tail_at
+
+    @property
     def tail(self) -> dict[str, Any]:
         """The fields of FileState that say what was read last, if anything was."""
         if not self.last:
@@ -73,6 +79,11 @@ class Followed:
     def unread(self) -> int:
         """Bytes that it was seen to hold and that were not handed out."""
         return max(0, self.size - self.read)
+
+    @property
+    def here(self) -> bool:
+        """It can be read, as far as is known."""
+        return not (self.away or self.state.gone)
 
     @property
     def ended(self) -> bool:
@@ -160,6 +171,11 @@ def is_linked(path: str) -> bool:
 HELD_MAX: Final = 256
 """Descriptors of files that were seen to grow: each may be deleted or moved before it is read."""
 
+AWAY_S: Final = 10.0
+"""For so long, and until the next scan at least, an archive is waited for that holds a file which is away."""
+AWAY_MAX: Final = 1024
+"""Files that are away."""
+
 _ELSEWHERE: Final = "has a name now by which another worker reads it"
 _SETTLED_US: Final = 2_000_000  # an archive that was written to so lately may not be whole yet
 
@@ -201,6 +217,8 @@ class Inventory:
         """Names of archives that can't be read -> why."""
         self.settling: set[str] = set()
         """Names of archives that are left for later: being written to still, it seems, or being unpacked."""
+        self.away: dict[Followed, tuple[str, float]] = {}
+        """Files that are away -> what became of them, it seems, and since when; since longest first."""
         self.reads_on = False
         """There are files without a name, that are held: the next scan must look again."""
         self.lost_bytes = 0
@@ -208,14 +226,25 @@ class Inventory:
         self._held: dict[int, Followed] = {}  # by descriptor, the one that grew longest ago first
         self.none_idle = False
         """All that are held had something unread, and nothing was read since."""
+        self._displaced: dict[Followed, str] = {}  # as `lost` in update
         self._next_number = first
         self._by_name = by_name
         for state in states:
             self._next_number = max(self._next_number, state.number + 1)
             file = Followed(state, state.offset, size=state.size)
             self.files[state.number] = file
-            if not state.gone:
-                self._index(file)
+            if state.gone:
+                continue
+            before = self.current.get(file.key)
+            self._index(file)
+            if before is not None:  # it was away when it was recorded, and the other has its inode
+                self._unindex(before)
+                self._displaced[before] = "was overwritten"
+
+    @property
+    def incomplete(self) -> bool:
+        """There may be more to read, in an archive that is left for later or has yet to turn up."""
+        return bool(self.settling) or any(file.unread for file in self.away)
 
     def advanced(self, number: int, offset: int) -> FileState:
         """As LogFollower.advanced. Any thread."""
@@ -274,7 +303,8 @@ class Inventory:
         present |= {held.key for source, held in self._archives.items() if source in archives}
         seen = [file for file in map(self._readable, found) if file is not None]
         present |= set(map(key_of, seen))
-        new, lost = [], []
+        new: list[SeenFile] = []
+        lost, self._displaced = self._displaced, {}
         for file in seen:
             old = self.current.get(key_of(file))
             if old is not None and old.seen == file and not old.suspect:
@@ -285,15 +315,16 @@ class Inventory:
                 continue
             new.append(file)
             if old is not None:
-                lost.append(
-                    (old, f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten")
-                )
-        lost += self._missing(present, elsewhere)
-        making = bool(self.settling)
+                lost[old] = f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten"
+        lost |= self._missing(present, elsewhere)
         for file in new:
             self._adopt(file, lost)
-        for old, what in lost:
-            self._lose(old, what, making)
+        for old, what in lost.items():
+            if what == _ELSEWHERE or self._by_name(old.state.path):
+                self._lose(old, what)
+            elif what or not self._reads_on(old):
+                self._miss(old, what)
+        self._give_up()
         if found or self._archives:
             self._sweep(found)
         changed, self._changed = self._changed, []
@@ -314,9 +345,11 @@ class Inventory:
     def _unpack(self, file: SeenFile) -> SeenFile | None:
         age_us = self._clock.now_us() - file.modified_ns // 1000
         recent = not self._drain and 0 <= age_us < _SETTLED_US
-        if recent and file.size > SMALL_BYTES:
+        if recent and not 0 < file.size <= SMALL_BYTES:
             self.settling.add(file.name)
             return None
+        if not file.size:
+            return None  # whoever makes it has written nothing yet: it may be of a file that is read
         try:
             copy = self.unpacker.get(file)
             if copy is None:
@@ -354,9 +387,12 @@ class Inventory:
         """A known file was found, by whatever name and as whatever copy."""
         if file.adrift or (seen.device, seen.inode) != file.identity:
             self._let_go(file)
+            file.stalled_at = -1  # the last line of an archive needs no newline
+        was_away, file.away = file.away, False
+        self.away.pop(file, None)
         old, file.suspect, file.seen = file.state, False, seen
         place = place_of(seen)
-        if dataclasses.replace(old, gone=False, **place) == old:
+        if dataclasses.replace(old, gone=False, **place) == old and not was_away:
             return
         self._unindex(file)
         self._changed.append(self._change(file, gone=False, **place))
@@ -364,15 +400,20 @@ class Inventory:
             self._spool.remove(old.path)
         self._index(file)
 
-    def _adopt(self, file: SeenFile, lost: list[tuple[Followed, str]]) -> None:
+    def _adopt(self, file: SeenFile, lost: dict[Followed, str]) -> None:
         """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
         with contextlib.suppress(OSError):  # reading will tell the reason
-            for row, (old, _) in enumerate([] if self._by_name(file.path) else lost):
-                if same_content(file, old.state_now):
-                    del lost[row]
+            head = read_at(file.path, 0, HEAD_BYTES)
+            packed = file.path != file.name
+            # What a plain file that comes later holds is told once more: somebody put it there again.
+            away = (old for old in self.away if packed or old.identity == (file.device, file.inode))
+            olds = [] if self._by_name(file.path) else [*lost, *away]
+            for old in sorted(olds, key=lambda old: -old.known_at):  # of two that begin alike, the longer one
+                if file.size >= old.size and _holds(file, head, old):
+                    lost.pop(old, None)
                     self._refresh(old, file)
                     return
-            if file.path != file.name and self._is_twin(file):
+            if packed and self._is_twin(file, head):
                 return
         number, self._next_number = self._next_number, self._next_number + 1
         followed = Followed(FileState(number, **place_of(file), size=file.size), 0, seen=file)
@@ -380,32 +421,31 @@ class Inventory:
         self._index(followed)
         self._changed.append(followed.state)
 
-    def _is_twin(self, copy: SeenFile) -> bool:
+    def _is_twin(self, copy: SeenFile, head: bytes) -> bool:
         """Whether the plain file that it was made of is there: gzip lets go of that last."""
-        head = read_at(copy.path, 0, HEAD_BYTES)
         for other in self.current.values():
             if other.packed or other.seen is None or other.seen.size < copy.size:
                 continue
-            name, length = other.state.name, other.state.head_bytes
-            if digest(head[:length]) == other.state.head and same_content(copy, other.state_now):
+            if _holds(copy, head, other):
+                name = other.state.name
                 if self._twins.get(copy.name) != name:
                     self._notice(f"{copy.name} holds what {name} holds and is not read again")
                 self._twins[copy.name] = name
                 return True
         return False
 
-    def _missing(self, present: set[Identity], elsewhere: Collection[Identity]) -> list[tuple[Followed, str]]:
+    def _missing(self, present: set[Identity], elsewhere: Collection[Identity]) -> dict[Followed, str]:
         """Those that no pattern matches any more and can't be read on, mostly as they are gone."""
-        missing = []
+        missing: dict[Followed, str] = {}
         listings: dict[str, dict[int, str]] = {}
         for file in [file for key, file in self.current.items() if key not in present]:
             size, what = file_size(file.path, file.identity), ""
             if file.packed:
                 if size is None or file.state.offset >= size:  # else what was unpacked is read to its end
-                    missing.append((file, ""))
+                    missing[file] = ""
                 continue
             if file.identity in elsewhere:
-                missing.append((file, _ELSEWHERE))
+                missing[file] = _ELSEWHERE
                 continue
             renamed = size is None and not self._by_name(file.state.path)
             if renamed and (path := renamed_to(file, listings)) is not None:
@@ -420,12 +460,26 @@ class Inventory:
                     file.suspect = False
                     continue
                 what = what or "was overwritten"
-            missing.append((file, what))
+            missing[file] = what
         return missing
 
-    def _lose(self, file: Followed, what: str, making: bool) -> None:
-        if not what and (making or self._reads_on(file)):
-            return  # an archive that is being written may be what became of it
+    def _miss(self, file: Followed, what: str) -> None:
+        """It is away. Its owner is told when it is given up, and until then keeps its state over a restart:
+        rotation lets go of a file before or after its archive is there, and another may get its inode."""
+        self._drop(file)
+        file.away, self.away[file] = True, (what, self._clock.monotonic())
+
+    def _give_up(self) -> None:
+        """Those whose archives have not turned up."""
+        upto = self._clock.monotonic() - AWAY_S
+        for file, (what, since) in list(self.away.items()):
+            # An archive that is being written or unpacked may be what became of it.
+            if len(self.away) <= AWAY_MAX and (since > upto or self.settling):
+                return
+            del self.away[file]
+            self._lose(file, what)
+
+    def _lose(self, file: Followed, what: str) -> None:
         lost = 0 if what == _ELSEWHERE else file.unread
         self.lost_bytes += lost
         if lost:
@@ -439,11 +493,15 @@ class Inventory:
             self._notice(f"{file.state.name} {what}; what it holds now is read from its start")
         else:
             self._notice(f"{file.state.name} is gone; it was read to its end")
+        self._drop(file)
+        file.away = False
+        self._changed.append(self._change(file, gone=True))
+
+    def _drop(self, file: Followed) -> None:
         self._unindex(file)
         self._let_go(file)
         if file.packed:
             self._spool.remove(file.state.path)
-        self._changed.append(self._change(file, gone=True))
 
     def _reads_on(self, file: Followed) -> bool:
         """Whether a file without a name is read on as it is held: until it stood at its end at two scans, for
@@ -478,6 +536,13 @@ class Inventory:
         _discard(self.current, file.key, file)
         _discard(self._archives, file.state.source, file)
         _discard(self.by_path, path_key(file.state.path), file)
+
+
+def _holds(seen: SeenFile, head: bytes, file: Followed) -> bool:
+    """As same_content, of what was read of the file. `head`: the first bytes of what was seen. OSError."""
+    if digest(head[: file.state.head_bytes]) != file.state.head:
+        return False  # nearly all differ here already
+    return same_content(seen, file.state_now)
 
 
 def _discard(index: dict[Any, Followed], key: object, file: Followed) -> None:

@@ -16,6 +16,7 @@ from photon.core.fates import Fate
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary
 from photon.logs.formats import JsonLines
+from photon.logs.inventory import AWAY_S
 from photon.logs.text import LINGER_S
 from tests.dispatcher.fakes import clicks, lines
 
@@ -168,6 +169,8 @@ def test_what_was_lost_of_a_log_is_told_with_the_state_that_says_that_it_is_gone
     path.write_bytes(b"")
     for _ in range(2):  # the first look finds it short, the second what became of it
         batches += reading.all()
+    reading.clock.advance(AWAY_S)
+    batches += reading.all()
     states, lost_bytes = reading.reader.states([])
     read = max(span.end for batch in batches for span in batch.spans)
     assert ([state.gone for state in states], lost_bytes) == ([True, False], size - read)
@@ -183,6 +186,7 @@ def test_logs_that_were_rotated_away_are_forgotten_once_that_is_recorded(tmp_pat
         batches = reading.all()
         path.unlink()
         for _ in range(3):
+            reading.clock.advance(AWAY_S)
             reading.all()
         states, _ = reading.reader.states([])  # while its batch is under way
         told += [state.number for state in states if state.gone]

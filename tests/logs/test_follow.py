@@ -205,6 +205,8 @@ def test_a_deleted_file_is_gone_and_told(logs, following):
     it.read()
     (logs / "a.jsonl").unlink()
     assert it.read() == {}
+    assert not it.states[0].gone, "an archive of it may turn up"
+    assert it.read() == {}
     assert it.states[0].gone
     assert it.notices == [f"{logs}/a.jsonl is gone; it was read to its end"]
     assert it.follower.caught_up

@@ -10,7 +10,7 @@ import zstandard
 
 from photon.core.clock import SystemClock
 from photon.core.settings import Logs
-from photon.logs import packed
+from photon.logs import inventory, packed
 from photon.logs.follow import LogFollower
 from tests.logs.following import Following, append
 
@@ -96,6 +96,7 @@ def test_an_archive_with_the_same_head_but_other_lines_is_read_from_its_start(lo
     other = TEXT[:-20] + b"_" * 19 + b"\n"
     (logs / "b.jsonl.gz").write_bytes(gzip.compress(other))
     assert it.read() == {"b.jsonl.gz": other}
+    it.read()
     assert it.states[0].gone
 
 
@@ -108,6 +109,122 @@ def test_a_log_that_is_copied_and_truncated_is_not_read_again_under_its_copys_na
     (logs / "a.jsonl.1").write_bytes(path.read_bytes())
     path.write_bytes(b"new\n")
     assert it.read() == {"a.jsonl.1": b"unread\n", "a.jsonl": b"new\n"}
+
+
+def take_away(path):
+    """What it held, as an archive that has yet to get its name; another log may get the inode."""
+    packed = gzip.compress(path.read_bytes())
+    path.unlink()
+    return packed
+
+
+def rewrite(path):
+    """The same, of a log whose inode another log has got."""
+    packed = gzip.compress(path.read_bytes())
+    path.write_bytes(b"new\n")
+    return packed
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+@pytest.mark.parametrize(("vanish", "new"), [(take_away, b""), (rewrite, b"new\n")])
+def test_an_archive_that_turns_up_after_its_log_was_missed_goes_on_where_that_was(
+    logs, following, vanish, new, restarts
+):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    it = following()
+    it.read()
+    append(path, b'{"id":"unread"}\n{"id":"torn')
+    packed = vanish(path)
+    it = following(states=it.states.values())  # else the log would be held, and read to its end
+    assert b"".join(it.read(scans=1).values()) == new
+    if restarts > 1:
+        it = following(states=it.states.values())
+        assert it.read(scans=1) == {}
+    it.clock.advance(-15.0)  # of the twenty seconds to the next scan
+    (logs / "a.jsonl.2.gz").write_bytes(packed)
+    assert it.read() == {"a.jsonl.2.gz": b'{"id":"unread"}\n'}
+    assert (it.follower.take_lost(), it.notices) == (0, [])
+    assert (it.states[0].name, it.states[0].gone) == (f"{logs}/a.jsonl.2.gz", False)
+    append(path, b"more\n")
+    assert it.read() == {"a.jsonl": b"more\n"}
+
+
+def test_an_archive_of_a_log_that_was_read_to_its_end_after_it_was_deleted_is_not_read_again(logs, following):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    it = following()
+    it.read()
+    append(path, b"late\n")
+    packed = take_away(path)
+    assert it.read(scans=2) == {"a.jsonl": b"late\n"}
+    it.clock.advance(-15.0)
+    (logs / "a.jsonl.gz").write_bytes(packed)
+    assert it.read() == {}
+    assert (it.notices, sorted(it.states)) == ([], [0])
+
+
+def test_the_last_line_of_a_log_needs_no_newline_once_it_is_in_an_archive(logs, following):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT + b'{"id":"last"}')
+    it = following()
+    it.read()
+    assert it.follower.unended() == {str(path): 13}
+    compress(path)
+    path.unlink()
+    assert it.read() == {"a.jsonl.gz": b'{"id":"last"}\n'}
+
+
+def test_what_a_log_held_unread_is_lost_when_no_archive_has_turned_up(logs, following):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    first = following(settings=Logs(chunk_bytes=4096))
+    first.keep(first.follower.scan_if_due())
+    _, chunk = first.follower.next_chunk()
+    first.keep([first.follower.advanced(0, chunk.end)])
+    path.unlink()
+    it = following(states=first.states.values())
+    assert it.read(scans=1) == {}
+    assert (it.follower.take_lost(), it.follower.caught_up, it.follower.ends()) == (0, False, None)
+    assert [state.number for state in it.follower.behind()] == [0]
+    (logs / "b.jsonl.gz").write_bytes(gzip.compress(TEXT[: chunk.end]))  # another, that merely begins alike
+    assert it.read(scans=1) == {"b.jsonl.gz": TEXT[: chunk.end]}
+    assert it.follower.take_lost() == len(TEXT) - chunk.end
+    assert it.follower.caught_up
+    assert it.states[0].gone
+
+
+def test_of_two_logs_that_begin_alike_an_archive_is_the_one_that_it_holds_all_of(logs, following):
+    for name, size in ("a", 50), ("b", 200):
+        (logs / f"{name}.jsonl").write_bytes(b"".join(LINES[:size]))
+    it = following()
+    it.read()
+    packed = [take_away(logs / f"{name}.jsonl") for name in "ab"]
+    it = following(states=it.states.values())
+    assert it.read(scans=1) == {}
+    it.clock.advance(-15.0)
+    (logs / "b.jsonl.gz").write_bytes(packed[1])
+    (logs / "c.jsonl.gz").write_bytes(packed[0])
+    assert it.read() == {}
+    assert [state.name[-10:] for state in it.states.values()] == ["c.jsonl.gz", "b.jsonl.gz"]
+
+
+def test_logs_that_are_away_are_waited_for_in_bounded_number_the_latest_longest(logs, following, monkeypatch):
+    monkeypatch.setattr(inventory, "AWAY_MAX", 2)
+    packed = []
+    it = following()
+    for n in range(4):
+        path = logs / f"{n}.jsonl"
+        path.write_bytes(b"%d" % n + TEXT)
+    it.read()
+    for n in range(4):
+        packed.append(take_away(logs / f"{n}.jsonl"))
+    it = following(states=it.states.values())
+    it.read(scans=1)
+    assert [state.gone for state in it.states.values()] == [True, True, False, False]
+    (logs / "3.jsonl.gz").write_bytes(packed[3])
+    it.clock.advance(-15.0)
+    assert it.read() == {}
 
 
 def test_an_archive_that_got_another_member_is_read_on(logs, following, tmp_path):
@@ -205,6 +322,20 @@ def test_a_truncated_archive_that_nobody_writes_is_told(logs, following):
     assert it.read() == {}
     assert "not a whole gzip file" in it.follower.unreadable[str(path)]
     assert len(it.notices) == 1
+
+
+def test_an_archive_that_is_empty_as_yet_is_no_log_of_its_own(logs, following):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    it = following()
+    it.read()
+    packed = logs / "a.jsonl.gz"
+    packed.touch()
+    assert it.read() == {}
+    packed.write_bytes(gzip.compress(TEXT))
+    path.unlink()
+    assert it.read() == {}
+    assert sorted(it.states) == [0]
 
 
 def test_an_archive_for_which_there_is_no_room_is_told_and_read_when_there_is(logs, tmp_path):

@@ -73,7 +73,7 @@ def test_of_a_file_that_is_known_by_its_name_nothing_is_told_when_it_is_read_and
     it.read()
     assert it.notices == []
     (logs / "plain").unlink()
-    it.read()
+    it.read(scans=3)
     assert it.notices == [f"{logs}/plain is gone; it was read to its end"]
 
 
