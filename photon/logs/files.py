@@ -397,16 +397,17 @@ def find(
 
 def goes_on(seen: SeenFile, state: FileState, read: int) -> bool:
     """Whether it begins as the file of which `read` bytes were read, and what was read last stands where it
-    stood. OSError.
+    stood. OSError; ESTALE if another file has its name by now.
 
     A file that was cut and has grown past that place may still have its head.
     """
+    identity = seen.device, seen.inode
     if seen.size < max(read, state.tail_at, state.head_bytes):
         return False
     start = max(0, state.tail_at - state.tail_bytes)
-    if state.tail_at and digest(read_at(seen.path, start, state.tail_at - start)) != state.tail:
+    if state.tail_at and digest(read_at(seen.path, start, state.tail_at - start, identity)) != state.tail:
         return False
-    return not state.head_bytes or digest(read_at(seen.path, 0, state.head_bytes)) == state.head
+    return not state.head_bytes or digest(read_at(seen.path, 0, state.head_bytes, identity)) == state.head
 
 
 def same_content(seen: SeenFile, state: FileState) -> bool:

@@ -403,11 +403,13 @@ class Inventory:
     def _adopt(self, file: SeenFile, lost: dict[Followed, str]) -> None:
         """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
         with contextlib.suppress(OSError):  # reading will tell the reason
-            head = read_at(file.path, 0, HEAD_BYTES)
             packed = file.path != file.name
             # What a plain file that comes later holds is told once more: somebody put it there again.
             away = (old for old in self.away if packed or old.identity == (file.device, file.inode))
             olds = [] if self._by_name(file.path) else [*lost, *away]
+            head = b""
+            if olds or packed:
+                head = read_at(file.path, 0, HEAD_BYTES, (file.device, file.inode))
             for old in sorted(olds, key=lambda old: -old.known_at):  # of two that begin alike, the longer one
                 if file.size >= old.size and _holds(file, head, old):
                     lost.pop(old, None)

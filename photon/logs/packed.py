@@ -5,6 +5,7 @@ time of change of the archive) stands for, so several processes may make the sam
 """
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import itertools
@@ -18,7 +19,7 @@ from typing import Final
 import zstandard
 
 from photon.core.errors import StorageError
-from photon.logs.files import SeenFile
+from photon.logs.files import Identity, SeenFile
 
 PACKED_SUFFIXES: Final = (".gz", ".zst")
 _COPY: Final = ".log"
@@ -149,7 +150,7 @@ class Spool:
     def _write(self, archive: SeenFile, partial: Path, room: int) -> None:
         size = 0
         with partial.open("xb") as plain:
-            for piece in unpacked(archive.path):
+            for piece in unpacked(archive.path, (archive.device, archive.inode)):
                 size += len(piece)
                 if size > room:
                     self._refused[self.version(archive)] = size
@@ -165,14 +166,18 @@ class Spool:
         )
 
 
-def unpacked(path: str) -> Iterator[bytes]:
-    """What is in an archive, of all its members or frames. EOFError if it ends too early."""
-    if path.endswith(".gz"):
-        with gzip.open(path, "rb") as packed:
-            while piece := packed.read(_STEP_BYTES):
-                yield piece
-        return
+def unpacked(path: str, identity: Identity | None = None) -> Iterator[bytes]:
+    """What is in an archive, of all its members or frames. EOFError if it ends too early; FileNotFoundError
+    if another one has its name by now."""
     with open(path, "rb") as packed_file:
+        status = os.fstat(packed_file.fileno())
+        if identity not in (None, (status.st_dev, status.st_ino)):
+            raise FileNotFoundError(errno.ENOENT, "another file has this name now", path)
+        if path.endswith(".gz"):
+            with gzip.open(packed_file, "rb") as packed:
+                while piece := packed.read(_STEP_BYTES):
+                    yield piece
+            return
         begun, frame = False, zstandard.ZstdDecompressor().decompressobj()
         while data := packed_file.read(_ZSTD_STEP_BYTES):
             while data:

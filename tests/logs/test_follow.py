@@ -176,6 +176,25 @@ def test_a_renamed_file_goes_on_and_its_successor_starts_at_its_beginning(logs, 
     assert it.notices == []
 
 
+def test_a_log_that_is_rotated_right_after_it_was_listed_goes_on(logs, following, monkeypatch):
+    append(logs / "a.jsonl", b"1\n2\n")
+    it = following()
+    it.read()
+    append(logs / "a.jsonl", b"3\n")
+    real = it.follower._finder.find
+
+    def find():
+        real()
+        (logs / "a.jsonl").rename(logs / "b.jsonl")
+        append(logs / "a.jsonl", b"longer than the first\n")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(it.follower._finder, "find", find)
+        assert it.read(scans=1) == {}
+    assert it.read() == {"b.jsonl": b"3\n", "a.jsonl": b"longer than the first\n"}
+    assert (it.notices, sorted(it.states)) == ([], [0, 1])
+
+
 def test_a_file_renamed_out_of_the_pattern_is_read_to_its_end(logs, following):
     append(logs / "a.jsonl", b"1\n")
     it = following()

@@ -338,6 +338,31 @@ def test_an_archive_that_is_empty_as_yet_is_no_log_of_its_own(logs, following):
     assert sorted(it.states) == [0]
 
 
+@pytest.mark.parametrize("start", [True, False])
+def test_archives_that_are_renamed_right_after_they_were_listed_are_not_taken_for_each_other(
+    logs, following, monkeypatch, start
+):
+    texts = [b"%d\n" % n + TEXT for n in range(2)]
+    paths = [logs / f"a.jsonl.{n}.gz" for n in range(3)]
+    for path, text in zip(paths, texts, strict=False):
+        path.write_bytes(gzip.compress(text))
+    it = following()
+    if not start:
+        assert list(it.read().values()) == texts
+    real = it.follower._finder.find
+
+    def find():
+        real()
+        for n in (1, 0):
+            paths[n].rename(paths[n + 1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(it.follower._finder, "find", find)
+        read = it.read(scans=1)
+    assert sorted((read | it.read()).values()) == (texts if start else [])
+    assert (it.notices, len(it.states)) == ([], 2)
+
+
 def test_an_archive_for_which_there_is_no_room_is_told_and_read_when_there_is(logs, tmp_path):
     for name in "ab":
         (logs / f"{name}.jsonl.gz").write_bytes(gzip.compress(name.encode() * 600 + b"\n"))
@@ -372,7 +397,7 @@ def test_other_logs_are_read_while_a_large_archive_is_unpacked(logs, tmp_path, m
         os.utime(logs / f"{name}.jsonl.gz", (0, 0))
     append(logs / "c.jsonl", b"1\n")
     go, woken, real = threading.Event(), threading.Event(), packed.unpacked
-    monkeypatch.setattr(packed, "unpacked", lambda path: go.wait(60) and real(path))
+    monkeypatch.setattr(packed, "unpacked", lambda *archive: go.wait(60) and real(*archive))
     settings = Logs(scan_interval_s=1000)  # no scan but the one that is due to the end of unpacking
     follower = LogFollower(
         [str(logs)], tmp_path / "spool", settings, SystemClock(), drain=drain, wake=woken.set
