@@ -14,6 +14,7 @@ from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.logs.files import (
     HEAD_BYTES,
+    TAIL_BYTES_MAX,
     FileState,
     Identity,
     SeenFile,
@@ -428,6 +429,8 @@ class Inventory:
         for other in self.current.values():
             if other.packed or other.seen is None or other.seen.size < copy.size:
                 continue
+            if not other.known_at and other.seen.size != copy.size:
+                continue  # nearly all that are unread: no need to look into them
             if _holds(copy, head, other):
                 name = other.state.name
                 if self._twins.get(copy.name) != name:
@@ -542,9 +545,25 @@ class Inventory:
 
 def _holds(seen: SeenFile, head: bytes, file: Followed) -> bool:
     """As same_content, of what was read of the file. `head`: the first bytes of what was seen. OSError."""
+    if not file.known_at:
+        return _is_copy(seen, head, file)
     if digest(head[: file.state.head_bytes]) != file.state.head:
         return False  # nearly all differ here already
     return same_content(seen, file.state_now)
+
+
+def _is_copy(seen: SeenFile, head: bytes, file: Followed) -> bool:
+    """Whether it holds the same as a file of which nothing is read yet: as long, and alike at both ends."""
+    path, identity = held_path(file.held) if file.held >= 0 else file.state.path, file.identity
+    size = file_size(path, identity)
+    if not size or size != seen.size:
+        return False
+    start = max(0, size - TAIL_BYTES_MAX)
+    tail = read_at(seen.path, start, TAIL_BYTES_MAX, (seen.device, seen.inode))
+    with contextlib.suppress(OSError):
+        same_tail = read_at(path, start, TAIL_BYTES_MAX, identity) == tail
+        return same_tail and read_at(path, 0, HEAD_BYTES, identity) == head
+    return False
 
 
 def _discard(index: dict[Any, Followed], key: object, file: Followed) -> None:

@@ -88,6 +88,22 @@ def test_while_both_are_there_the_archive_is_not_read_and_then_takes_over(logs, 
     assert (it.states[0].name, it.states[0].gone) == (f"{path}.gz", False)
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_a_log_that_is_compressed_before_any_of_it_was_read_is_read_once(logs, following, both):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    it = following()
+    it.keep(it.follower.scan_if_due())
+    append(path, b"late\n")
+    packed = compress(path)
+    if both:
+        it.clock.advance(20.0)
+        it.keep(it.follower.scan_if_due())
+    path.unlink()
+    assert it.read(scans=4) == {packed.name: TEXT + b"late\n"}
+    assert (it.follower.take_lost(), sorted(it.states)) == (0, [0])
+
+
 def test_an_archive_with_the_same_head_but_other_lines_is_read_from_its_start(logs, following):
     (logs / "a.jsonl").write_bytes(TEXT)
     it = following()
