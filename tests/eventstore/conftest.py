@@ -1,7 +1,14 @@
 import pytest
 
 from eventstore.client import EventStoreClient
+from photon.logs import inventory
 from tests.eventstore.kit import serve
+
+
+@pytest.fixture(autouse=True)
+def no_late_archives(monkeypatch):
+    """A log that vanished is gone as soon as that is seen: its archive is not waited for."""
+    monkeypatch.setattr(inventory, "AWAY_S", 0.0)
 
 
 @pytest.fixture

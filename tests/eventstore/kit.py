@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
@@ -16,7 +15,6 @@ from photon.core.clock import SystemClock
 from photon.core.ids import IdPacker
 from photon.core.settings import EventStore, Foreign, Logs, Primary, parse_settings
 from photon.core.status import Notices
-from photon.logs import inventory
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines
 from photon.logs.writer import RotatingLog
@@ -126,10 +124,9 @@ class Parts:
         return self
 
     def delete(self, log):
-        """It is gone at the second scan: whoever writes to it may not know yet. No archive is waited for."""
+        """It is gone at the second scan: whoever writes to it may not know yet."""
         (self.root / "logs" / log).unlink()
-        with mock.patch.object(inventory, "AWAY_S", 0.0):
-            self.read_all().read_all()
+        self.read_all().read_all()
 
     def in_logs(self, *idents):
         return self.logs.get_many([pack(i) for i in idents])[0]
