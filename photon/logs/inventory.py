@@ -473,6 +473,8 @@ class Inventory:
         rotation lets go of a file before or after its archive is there, and another may get its inode."""
         self._drop(file)
         file.away, self.away[file] = True, (what, self._clock.monotonic())
+        if what and self._drain and not file.unread:
+            self._tell_anew(file, what)  # a drain may end before it is given up
 
     def _give_up(self) -> None:
         """Those whose archives have not turned up."""
@@ -495,12 +497,16 @@ class Inventory:
         elif not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
             pass  # as is to be expected of an archive that is read
         elif what:
-            self._notice(f"{file.state.name} {what}; what it holds now is read from its start")
+            if not self._drain:
+                self._tell_anew(file, what)
         else:
             self._notice(f"{file.state.name} is gone; it was read to its end")
         self._drop(file)
         file.away = False
         self._changed.append(self._change(file, gone=True))
+
+    def _tell_anew(self, file: Followed, what: str) -> None:
+        self._notice(f"{file.state.name} {what}; what it holds now is read from its start")
 
     def _drop(self, file: Followed) -> None:
         self._unindex(file)

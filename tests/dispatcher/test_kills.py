@@ -55,7 +55,7 @@ class Backends(joiner_pb2_grpc.JoinerServicer, idregistry_pb2_grpc.IdRegistrySer
 
     def Lookup(self, request, context):
         outcomes = self.registry.lookup(request.ids, request.times, request.tell_pending)
-        return idregistry_pb2.LookupResponse(outcomes=outcomes)
+        return idregistry_pb2.OutcomesResponse(outcomes=outcomes)
 
 
 @pytest.fixture
