@@ -3,6 +3,7 @@ import pytest
 from eventstore.client import EventStoreClient
 from photon.logs import inventory
 from tests.eventstore.kit import serve
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,7 @@ def root(tmp_path):
 @pytest.fixture
 def home(root):
     server = serve(root)
+    wait_until(lambda: server.status()["caught_up"])  # until then nothing is absent
     yield server
     server.stop()
 
