@@ -27,7 +27,6 @@ disk are slow, reading stops.
 """
 
 import dataclasses
-import heapq
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -490,7 +489,6 @@ class WaitingBatches:
         self._retries: deque[RetryBatch] = deque()
         self._fresh: deque[FreshBatch] = deque()
         self._held: list[Held] = []
-        """A heap."""
         self._read_to_us = ALL_READ
         self._hedged: deque[Hedged] = deque()
         self._released = 0
@@ -507,7 +505,7 @@ class WaitingBatches:
             if isinstance(batch, RetryBatch):
                 self._retries.append(batch)
             elif hold_s := Pacing.hold_s(newest_us := batch.events.newest_us, self._read_to_us, now_us):
-                heapq.heappush(self._held, Held(newest_us, batch.number, now + hold_s, batch))
+                self._held.append(Held(newest_us, batch.number, now + hold_s, batch))
                 return
             else:
                 self._fresh.append(batch)
@@ -517,9 +515,7 @@ class WaitingBatches:
         """About up to this time all primary logs are read. Any thread."""
         with self._changed:
             self._read_to_us = time_us
-            while self._held and self._held[0].newest_us <= time_us:
-                self._fresh.append(heapq.heappop(self._held).batch)
-            self._changed.notify_all()
+            self._let_go(lambda one: one.newest_us <= time_us)
 
     def hedge(self, hedged: Hedged) -> None:
         """Keep it until it is released. Any thread."""
@@ -540,16 +536,20 @@ class WaitingBatches:
         all of these."""
         until = now if has_room else float("inf")
         with self._changed:
+            before = self._released
             while self._released < len(self._hedged) and self._hedged[self._released].due <= until:
                 self._released += 1
-            self._let_go([one for one in self._held if one.until <= now])
-            self._changed.notify_all()
+            if self._released > before:
+                self._changed.notify()
+            self._let_go(lambda one: one.until <= now)
 
-    def _let_go(self, over: list[Held]) -> None:
-        if over:
-            self._fresh.extend(one.batch for one in sorted(over))
-            self._held = [one for one in self._held if one not in over]
-            heapq.heapify(self._held)
+    def _let_go(self, over: Callable[[Held], bool]) -> None:
+        """By their times; senders are told if there are any."""
+        going = sorted(filter(over, self._held))
+        if going:
+            self._held = [one for one in self._held if not over(one)]
+            self._fresh.extend(one.batch for one in going)
+            self._changed.notify_all()
 
     def take(self) -> Batch | list[Hedged] | None:
         """The next to send, or hedged ones; None when it is closed and empty."""
@@ -577,6 +577,6 @@ class WaitingBatches:
         """What is hedged or held is released."""
         with self._changed:
             self._closed = True
-            self._let_go(self._held)
+            self._let_go(lambda _: True)
             self._released = len(self._hedged)
             self._changed.notify_all()
