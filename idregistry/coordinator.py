@@ -42,6 +42,7 @@ from idregistry.shard import Ask, Line, Settled, Shard, answer_to
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
+from photon.core.protocol import NEWEST
 from photon.core.settings import Registry
 from photon.raft.host import RaftHost
 from photon.raft.port import Outcome, ReplicatedLog
@@ -147,6 +148,11 @@ class Hosting:
             self._seen = view
         self._host.wake()  # every shard has something to look at
         return True
+
+    def known_to_all(self) -> int:
+        """The newest protocol version that every replica knows; 0 while one of them is away. Raft thread."""
+        versions = self._host.versions | {self._node: NEWEST}
+        return min((versions.get(name, 0) for name in self.rows), default=0)
 
     def furthest_us(self) -> int:
         """The boundary of the shard that has come furthest; NO_BOUNDARY where none has one. Any thread."""
@@ -284,7 +290,7 @@ class Coordinator:
             command = self._due(log)
             if command is not None:
                 self._housekeeping = True
-                log.propose(encode(command), self._housekeeping_done)
+                log.propose(encode(command, self._state.view.protocol), self._housekeeping_done)
 
     def _note_renewals(self) -> None:
         if not self._state.renewed:
@@ -304,7 +310,8 @@ class Coordinator:
         if command is None or isinstance(command, Standing | Rejected):
             ask.answer(Settled(command))
         else:
-            log.propose(encode(command), lambda outcome: ask.answer(answer_to(outcome)))
+            version = self._state.view.protocol
+            log.propose(encode(command, version), lambda outcome: ask.answer(answer_to(outcome)))
 
     def _hold(self, report: Report) -> commands.Hold | None:
         present_us = self._state.holds.get(report.name)
@@ -376,6 +383,8 @@ class Coordinator:
         view, now_us = self._state.view, self._clock.now_us()
         if view.configuration is None:
             return replace(self._founding, time_us=now_us)
+        if view.protocol < NEWEST and (version := self._hosting.known_to_all()) > view.protocol:
+            return commands.Raise(now_us, version)
         if view.proposal is not None or len(view.configuration.intervals) > 1 or view.leaving is not None:
             hosted = self._hosting.shards
             if hosted.keys() == view.founders.keys():

@@ -517,6 +517,7 @@ class IdRegistryService(IdRegistryServicer):
             },
             "identity": view.identity.hex(),
             "version": view.version,
+            "protocol": view.protocol,
             "intervals": [[interval.start_us, interval.shards] for interval in intervals],
             "members": {name: row.grpc for name, row in self._hosting.rows.items()},
             "shards_expected": sorted(view.founders),

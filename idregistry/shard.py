@@ -296,7 +296,7 @@ class Shard:
         )
         if command is not None:
             self._housekeeping = True
-            log.propose(encode(command), self._housekeeping_done)
+            log.propose(encode(command, view.protocol), self._housekeeping_done)
 
     def _boundary_due(self) -> int | None:
         now, boundary_us = self._clock.monotonic(), self.state.boundary_us
@@ -312,14 +312,14 @@ class Shard:
 
     def _propose_next(self, log: ReplicatedLog) -> None:
         """All commits before the next release, or that release."""
-        now_us = self._clock.now_us()
+        now_us, version = self._clock.now_us(), self._directory.view.protocol
         taken = self.queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
         if commits := [ask.what for ask in taken if isinstance(ask.what, Commit)]:
-            command = encode(together(commits, now_us))
+            command = encode(together(commits, now_us), version)
             log.propose(command, lambda outcome: self._answer_commits(taken, outcome))
         elif taken:
             release = replace(taken[0].what, time_us=now_us)
-            log.propose(encode(release), lambda outcome: taken[0].answer(answer_to(outcome)))
+            log.propose(encode(release, version), lambda outcome: taken[0].answer(answer_to(outcome)))
 
     def _answer_commits(self, taken: Sequence[Ask[Any]], outcome: Outcome) -> None:
         """Each has its own part of the outcome column."""

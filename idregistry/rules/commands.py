@@ -1,8 +1,8 @@
 """The commands in the logs of the shards and of the directory (group 0), in bytes. Pure.
 
-MessagePack of (version, command), a command being an array that begins with its class's name. The columns of
-all segments of a COMMIT stand together, so that a batch of many small requests is applied as one. Decoding is
-strict: what is not exactly a command is a CommandError.
+MessagePack of (protocol version, command), a command being an array that begins with its class's name. The
+columns of all segments of a COMMIT stand together, so that a batch of many small requests is applied as one.
+Decoding is strict: what is not exactly a command is a CommandError.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,15 @@ from idregistry.rules.packing import TIME_BYTES
 from idregistry.rules.sharding import Configuration, Route
 from photon.core.errors import CorruptStateError
 from photon.core.ids import ID_BYTES
+from photon.core.protocol import OLDEST, is_read, not_read
 
-VERSION: Final = 4
 IDENTITY_BYTES: Final = 16
 
 _PAIR: Final = b"\x92"  # MessagePack's array of two
-_PREFIX: Final = _PAIR + bytes((VERSION,))
 
 
 class CommandError(CorruptStateError):
-    """Bytes in a log that are no command of this version: the replica stops rather than guess."""
+    """Bytes in a log that are no command this build reads: the replica stops rather than guess."""
 
 
 class _Command(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -218,6 +217,12 @@ class Hold(_Command, frozen=True):
     oldest_us: int | None
 
 
+class Raise(_Command, frozen=True):
+    """All replicas know this protocol version: it is in force. Answer: bool."""
+
+    version: int
+
+
 DirectoryCommand = (
     Found
     | Propose
@@ -232,6 +237,7 @@ DirectoryCommand = (
     | EndLease
     | Dismiss
     | Hold
+    | Raise
 )
 
 
@@ -262,9 +268,9 @@ _of_shards: Final = msgspec.msgpack.Decoder(tuple[int, Command])
 _of_directory: Final = msgspec.msgpack.Decoder(tuple[int, DirectoryCommand])
 
 
-def encode(command: Command | DirectoryCommand) -> bytes:
-    """A command -> its bytes."""
-    return msgspec.msgpack.encode((VERSION, command))
+def encode(command: Command | DirectoryCommand, version: int = OLDEST) -> bytes:
+    """A command -> its bytes, in this protocol version."""
+    return msgspec.msgpack.encode((version, command))
 
 
 def decode(data: bytes) -> Command:
@@ -280,12 +286,9 @@ def decode_directory(data: bytes) -> DirectoryCommand:
 
 
 def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any], what: str) -> Any:
-    if not data.startswith(_PREFIX):
-        version = data[1] if data[:1] == _PAIR and len(data) > 1 else "none"
-        raise CommandError(
-            f"a {what} command of version {version} in the log, this program knows {VERSION}: run the "
-            "program that wrote it"
-        )
+    version = data[1] if data[:1] == _PAIR and len(data) > 1 else 0
+    if not is_read(version):
+        raise CommandError(f"a {what} command in the log is of {not_read(version)}")
     try:
         return decoder.decode(data)[1]
     except (msgspec.DecodeError, ValueError) as error:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from idregistry.rules import commands
-from idregistry.rules.commands import Mismatched, Rejected, Row, decode_directory
+from idregistry.rules.commands import CommandError, Mismatched, Rejected, Row, decode_directory
 from idregistry.rules.sharding import (
     BEGINNING,
     HORIZON,
@@ -25,6 +25,7 @@ from idregistry.rules.sharding import (
     Interval,
 )
 from photon.core.errors import CorruptStateError
+from photon.core.protocol import OLDEST, is_read, not_read
 
 DIRECTORY_GROUP: Final = 0
 
@@ -69,6 +70,8 @@ class View:
     removed: tuple[str, ...] = ()
     founders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Shard -> the replicas that found its group. Its keys are the shards there are."""
+    protocol: int = OLDEST
+    """The version in force (photon.core.protocol)."""
     retired: Mapping[int, int] = field(default_factory=dict)
     """Shard number -> how often it was retired."""
 
@@ -107,7 +110,6 @@ def shard_of_group(group: int) -> tuple[int, int]:
 LEASES_MAX: Final = 10_000
 """At a time: those that ran out go soon (idregistry.coordinator)."""
 HOLDS_MAX: Final = 10_000
-_SNAPSHOT_VERSION: Final = 4
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -151,6 +153,7 @@ class DirectoryState(_Kept, dict=True, eq=False):
             commands.EndLease: self._end_lease,
             commands.Dismiss: self._dismiss,
             commands.Hold: self._hold,
+            commands.Raise: self._raise,
         }
 
     def apply(self, command: bytes) -> object:
@@ -329,6 +332,14 @@ class DirectoryState(_Kept, dict=True, eq=False):
                 self.leases[incarnation] = replace(lease, dismissed=True)
         return True
 
+    def _raise(self, command: commands.Raise) -> bool:
+        if not is_read(command.version):
+            raise CommandError(f"the registry went on to {not_read(command.version)}")
+        if command.version <= self.view.protocol:
+            return False
+        self.view = replace(self.view, protocol=command.version)
+        return True
+
     def _hold(self, command: commands.Hold) -> bool | Rejected:
         holds, name = dict(self.holds), command.name
         if command.oldest_us is None:
@@ -356,15 +367,15 @@ class DirectoryState(_Kept, dict=True, eq=False):
 
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""
-        data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(self)
+        data = bytes((self.view.protocol,)) + msgspec.msgpack.encode(self)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
         data = b"".join(chunks)
         try:
-            if data[:1] != bytes((_SNAPSHOT_VERSION,)):
-                raise ValueError(f"version {data[:1]!r}")
+            if not is_read(data[0] if data else 0):
+                raise ValueError(f"it is of {not_read(data[0] if data else 0)}")
             held = msgspec.msgpack.decode(data[1:], type=_Kept)
         except (msgspec.DecodeError, ValueError) as error:
             raise CorruptStateError(

@@ -31,6 +31,7 @@ from photon.core.errors import (
     UnavailableError,
     UsageError,
 )
+from photon.core.protocol import mark
 from photon.core.settings import Settings, identity_digest
 from photon.rpc.network import Tls, expiry_complaint
 
@@ -106,6 +107,7 @@ def serve_role(role: str, topology: "Topology", name: str) -> None:
     try:
         process = topology.process(role, name)
         network = topology.network(process.datacenter)
+        mark(_home(topology, process) / f"protocol-{process.number}")
         server = ROLES[role].make(topology, process, network, fail)
         on_termination(told.set)
         # Batches are bytes and arrays, which hold no cycles: don't walk all modules to find none.
@@ -120,6 +122,12 @@ def serve_role(role: str, topology: "Topology", name: str) -> None:
         # The room can't go on; what it still holds is on disk or was never acknowledged.
         _end(failure[0])
     server.stop()
+
+
+def _home(topology: "Topology", process: "Process") -> Path:
+    if process.role == "registry":
+        return Path(topology.replica(process.name).directory)
+    return topology.pipeline(process.datacenter).home(process.role, process.number)
 
 
 def _start(topology: "Topology", process: "Process", server: _Server, network: "Network") -> None:

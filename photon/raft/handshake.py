@@ -2,7 +2,7 @@
 
 Pure: no socket.
 
-dialer -> acceptor   hello: version, nonce, own life, the last life of the other that it remembers, own id,
+dialer -> acceptor   hello: versions, nonce, own life, the last life of the other that it remembers, own id,
                      the id it means to reach
 acceptor -> dialer   challenge: the same fields, and a proof
 dialer -> acceptor   verdict: empty, or why it refuses; and a proof
@@ -20,14 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from photon.core.errors import PhotonError
+from photon.core.protocol import NEWEST, OLDEST
 from photon.raft.store import LIFE_BYTES
 
-PROTOCOL_VERSION = 3
 _MAGIC = b"PHRAFTH1"
 _LENGTH = struct.Struct("<H")
-_PREFIX = struct.Struct("<8sH")  # magic, version: the same in all versions
-# Magic, version, nonce, own life, the other's last one, lengths of own id and the other's.
-_FIXED = struct.Struct(f"<8sH32s{LIFE_BYTES}s{LIFE_BYTES}sBB")
+# Magic, newest and oldest protocol version, nonce, own life, the other's last one, lengths of own id and the
+# other's: the same in all versions.
+_FIXED = struct.Struct(f"<8sHH32s{LIFE_BYTES}s{LIFE_BYTES}sBB")
 NONCE_BYTES = 32
 ID_BYTES_MAX = 255
 _MAC_BYTES = 32
@@ -74,6 +74,8 @@ class Handshake:
         remembers; a reason to refuse it, or None.
         """
         self.peer: str | None = None
+        self.newest = 0
+        """The protocol version that it knows, once it has said so."""
         self.keys = (b"", b"")  # of frames, to send and to receive with, once `peer` is set; 32 bytes each
         self.refusal: RefusedError | None = None
         self._node = node
@@ -140,7 +142,7 @@ class Handshake:
                 f"{hello_of.node} looks for {hello_of.target} but has reached {self._node}: "
                 "check its peer addresses"
             )
-        self._claimed, self._claimed_lives = hello_of.node, hello_of.lives
+        self._claimed, self._claimed_lives, self.newest = hello_of.node, hello_of.lives, hello_of.newest
         fields = self._fields(self._claimed)
         self._transcript = _pack(hello) + _pack(fields)
         self._on_next = self._on_verdict
@@ -156,6 +158,7 @@ class Handshake:
                 f"dialed {self._target} but reached {challenge_of.node}: check the peer addresses"
             )
         self._claimed, self._claimed_lives = challenge_of.node, challenge_of.lives
+        self.newest = challenge_of.newest
         fields = challenge[: len(challenge) - len(challenge_of.rest)]
         self._transcript = _pack(self._fields(self._target)) + _pack(fields)
         if not hmac.compare_digest(challenge_of.rest, self._mac(b"challenge")):
@@ -205,7 +208,7 @@ class Handshake:
     def _fields(self, other: str) -> bytes:
         own, theirs = self._node.encode(), other.encode()
         lives = self._life, self._last_life(other)
-        fixed = _FIXED.pack(_MAGIC, PROTOCOL_VERSION, self._nonce, *lives, len(own), len(theirs))
+        fixed = _FIXED.pack(_MAGIC, NEWEST, OLDEST, self._nonce, *lives, len(own), len(theirs))
         return fixed + own + theirs
 
     def _mac(self, purpose: bytes, verdict: bytes = b"") -> bytes:
@@ -218,6 +221,7 @@ class _Hello:
     node: str  # the sender's id
     target: str  # the id it speaks to
     lives: tuple[bytes, bytes]  # its own; the last one that it remembers of whom it speaks to
+    newest: int  # protocol version that it knows
     rest: bytes  # what follows the fields
 
 
@@ -226,24 +230,22 @@ def _pack(body: bytes) -> bytes:
 
 
 def _unpack(body: bytes) -> _Hello:
-    if len(body) < _PREFIX.size:
-        raise HandshakeError("a handshake message that is too short")
-    magic, version = _PREFIX.unpack_from(body)
-    if magic != _MAGIC:
+    if not body.startswith(_MAGIC):
         raise HandshakeError("it does not speak this protocol")
-    if version != PROTOCOL_VERSION:
-        raise HandshakeError(
-            f"it speaks version {version} of the protocol, this node version {PROTOCOL_VERSION}: "
-            "run the same release on all nodes"
-        )
     if len(body) < _FIXED.size:
         raise HandshakeError("a handshake message that is too short")
-    _, _, _, life, last_life, own, other = _FIXED.unpack_from(body)
+    _, newest, oldest, _, life, last_life, own, other = _FIXED.unpack_from(body)
+    if min(newest, NEWEST) < max(oldest, OLDEST):
+        raise HandshakeError(
+            f"it speaks versions {oldest} to {newest} of the protocol, this node {OLDEST} to {NEWEST}: "
+            "upgrade through a release between them"
+        )
     middle = _FIXED.size + own
     end = middle + other
     if len(body) < end:
         raise HandshakeError("a handshake message that is too short")
-    return _Hello(_id(body[_FIXED.size : middle]), _id(body[middle:end]), (life, last_life), body[end:])
+    node, target = _id(body[_FIXED.size : middle]), _id(body[middle:end])
+    return _Hello(node, target, (life, last_life), newest, body[end:])
 
 
 def _id(data: bytes) -> str:

@@ -186,6 +186,11 @@ class RaftHost:
         others = {peer: address for peer, address in addresses.items() if peer != self._node}
         self._transport.set_peers(others)
 
+    @property
+    def versions(self) -> dict[str, int]:
+        """Peer that is connected -> the newest protocol version that it knows. Raft thread only."""
+        return self._transport.versions
+
     def start(self) -> Address:
         """Listen and run; returns the address listened on. Raises AddressInUseError, UsageError."""
         address = self._transport.listen()

@@ -269,6 +269,7 @@ class Link:
         self.heard_at = now
         self.said_at = now
         self.peer: str | None = None  # once it has proved who it is
+        self.newest = 0  # protocol version that the peer knows
         self.ended: LinkClosedError | None = None  # what was read before is to be delivered first
         self.queued_bytes = 0
         self.wants_write = self.connecting  # what the poller was last told
@@ -355,7 +356,7 @@ class Link:
             raise shaking.refusal
         if shaking.peer is None:
             return b""
-        self.peer = shaking.peer
+        self.peer, self.newest = shaking.peer, shaking.newest
         send, receive = shaking.keys if self._signs else (None, None)
         self._writer = FrameWriter(send)
         self._reader = FrameReader(receive, self._bytes_max)

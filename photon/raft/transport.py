@@ -135,6 +135,11 @@ class Transport:
         self._dialing: set[str] = set()
         self._log = LinkLog(self._node, now)
 
+    @property
+    def versions(self) -> dict[str, int]:
+        """Peer that is connected -> the newest protocol version that it knows."""
+        return {peer: link.newest for peer, link in self._up.items()}
+
     # -- life -------------------------------------------------------------------------------------------
 
     def listen(self) -> Address:

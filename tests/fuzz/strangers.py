@@ -8,7 +8,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from photon.raft.handshake import PROTOCOL_VERSION, Handshake
+from photon.core.protocol import NEWEST
+from photon.raft.handshake import Handshake
 
 PATIENCE_S: Final = 0.05
 """So long one waits for an answer to nonsense."""
@@ -36,14 +37,14 @@ def half_a_call(method: str) -> bytes:
     return PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, head) + begun
 
 
-def hello(version: int = PROTOCOL_VERSION, cut: int = 0) -> bytes:
+def hello(version: int = NEWEST, cut: int = 0) -> bytes:
     """The first message of a replica's handshake, by one that has not got the secret."""
     said = bytearray(
         Handshake(
             "r9", bytes(32), b"a wrong secret", os.urandom, "r0", lambda peer: bytes(32), _nobody
         ).begin()
     )
-    struct.pack_into("<H", said, 2 + len(_MAGIC), version)
+    struct.pack_into("<HH", said, 2 + len(_MAGIC), version, version)
     return bytes(said[: len(said) - cut])
 
 
@@ -71,7 +72,7 @@ def sayings(rng: random.Random) -> dict[str, bytes]:
         "a replica without the secret": hello(),
         "half of a replica's hello": hello(cut=20),
         "a replica's hello and nonsense": hello() + rng.randbytes(3000),
-        "an old replica": hello(version=1),
+        "an old replica": hello(version=0),
         "a new replica": hello(version=65_535),
         "a replica of another name": hello().replace(b"r9r0", b"r9r1"),
         "a long message of a replica": b"\xff\xff" + _MAGIC + bytes(3000),

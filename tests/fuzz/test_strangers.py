@@ -34,8 +34,8 @@ def test_a_replica_with_another_secret_or_of_another_release_is_told_of_in_the_l
         return "does not know the cluster's secret" in plain.said("registry")
 
     def release_told() -> bool:
-        say(plain.ports["raft"], hello(version=1))
-        return "it speaks version 1 of the protocol" in plain.said("registry")
+        say(plain.ports["raft"], hello(version=0))
+        return "it speaks versions 0 to 0 of the protocol" in plain.said("registry")
 
     wait_until(secret_told, what="the wrong secret")
     wait_until(release_told, what="the old release")

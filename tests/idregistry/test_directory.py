@@ -23,6 +23,7 @@ from idregistry.rules.commands import (
     KeepAlive,
     Mismatched,
     Propose,
+    Raise,
     Rejected,
     Replace,
     Trim,
@@ -33,9 +34,11 @@ from idregistry.rules.directory import DirectoryState, Proposal, View, group_of,
 from idregistry.rules.placement import command_due
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration
 from idregistry.rules.state import ShardState
+from photon.core import protocol
 from photon.core.columns import pack_times, take_ids, take_times
 from photon.core.errors import CorruptStateError
 from photon.core.fates import Committed, Registered
+from photon.core.protocol import NEWEST
 from tests.idregistry.kit import NOW_US, OWN, ROWS, row
 
 SKEW_US = 1_000_000
@@ -549,3 +552,21 @@ def test_what_is_no_snapshot_and_no_command_stops_the_replica() -> None:
     for data in (b"", b"\x09", b"\x92\x03\x90", encode(Gone(1, "r1"))[:-1], encode(Gone(1, "r1")) + b"x"):
         with pytest.raises(CommandError):
             decode_directory(data)
+
+
+def test_a_protocol_version_that_this_build_lacks_stops_the_replica_and_an_older_one_is_not_gone_back_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = DirectoryState()
+    with pytest.raises(CommandError, match=f"protocol version {NEWEST + 1}, and this build reads"):
+        state.apply(encode(Raise(NOW_US, NEWEST + 1)))
+    monkeypatch.setattr(protocol, "NEWEST", NEWEST + 1)
+    assert state.apply(encode(Raise(NOW_US, NEWEST + 1))) is True
+    assert state.apply(encode(Raise(NOW_US, NEWEST))) is False
+    assert state.view.protocol == NEWEST + 1
+    copy = DirectoryState()
+    copy.restore(state.freeze())
+    assert copy.view.protocol == NEWEST + 1
+    monkeypatch.undo()
+    with pytest.raises(CorruptStateError, match=f"protocol version {NEWEST + 1}, and this build reads"):
+        DirectoryState().restore(state.freeze())

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from photon.core.protocol import NEWEST
 from photon.raft.handshake import Handshake, HandshakeError, RefusedError
 from photon.raft.store import LIFE_BYTES
 from tests.raft.link_kit import life_of
@@ -115,7 +116,7 @@ def test_a_refusal_cannot_be_taken_for_a_welcome_nor_changed(refuser: str) -> No
     assert refused.peer is None
 
 
-@pytest.mark.parametrize("length", [651, 0x7FFF, 0xFFFF])
+@pytest.mark.parametrize("length", [653, 0x7FFF, 0xFFFF])
 def test_a_giant_length_is_refused_before_anything_is_kept(length: int) -> None:
     for side in (dialing(), accepting()):
         with pytest.raises(HandshakeError, match=f"a handshake message of {length} bytes"):
@@ -190,9 +191,19 @@ def test_the_wrong_node_is_told_what_is_wrong() -> None:
 
 def test_another_version_is_named() -> None:
     hello = bytearray(dialing().begin())
-    hello[10] = 1
-    with pytest.raises(HandshakeError, match="version 1 of the protocol, this node version 3"):
-        accepting().feed(bytes(hello[:50]).replace(hello[:2], b"\x30\x00", 1))
+    hello[10:14] = bytes((NEWEST + 2, 0, NEWEST + 1, 0))
+    with pytest.raises(
+        HandshakeError, match="versions 2 to 3 of the protocol, this node 1 to 1: upgrade thr"
+    ):
+        accepting().feed(bytes(hello))
+
+
+def test_builds_whose_versions_overlap_speak_and_know_the_newest_of_each_other() -> None:
+    hello = bytearray(dialing().begin())
+    hello[10:14] = bytes((NEWEST + 1, 0, NEWEST, 0))
+    newer = accepting()
+    newer.feed(bytes(hello))
+    assert newer.newest == NEWEST + 1
 
 
 @pytest.mark.parametrize("name", ["a\nforged line", "a\x1b[2J", "\u2028"])
