@@ -16,7 +16,7 @@ import numpy as np
 
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.routes import Part, Routes, segments_of
-from idregistry.rules.commands import Standing
+from idregistry.rules.commands import Row, Standing
 from idregistry.rules.directory import name_mistake
 from idregistry.rules.packing import (
     INCARNATIONS_MAX,
@@ -181,7 +181,7 @@ class RegistryClient:
         if not 0 < timeout_s <= SCAN_S_MAX:
             raise UsageError(f"a scan may take up to {SCAN_S_MAX:g} s, not {timeout_s:g} s")
         request = pb.ScanRequest(shard=shard, fresh=fresh)
-        for message in self._rounds.stream("Scan", request, address, timeout_s, shard if fresh else None):
+        for message in self._rounds.stream("Scan", request, address, timeout_s, shard, fresh):
             yield Scanned(
                 message.ids,
                 message.times,
@@ -263,7 +263,7 @@ class RegistryClient:
         """
         days: dict[tuple[int, int], Sum] = {}
         first_day = since = -(1 << 62)
-        for shard in range(self.configuration().shards):
+        for shard in self.configuration().shards:
             request = pb.AccountRequest(
                 shard=shard, incarnations=incarnations, address=address, window=window
             )
@@ -318,7 +318,7 @@ class RegistryClient:
         for _ in attempts:
             configuration = self._rounds.newer_configuration(proposed.version - 1)
             if configuration.version >= proposed.version:
-                starts = {interval.start_us: interval.shards for interval in configuration.intervals}
+                starts = {interval.start_us: len(interval.shards) for interval in configuration.intervals}
                 adopted = starts.get(proposed.start_us) == shards
                 why = "" if adopted else self.directory().abandoned_why
                 return Resharded(proposed.version, proposed.start_us, adopted, why)
@@ -334,7 +334,7 @@ class RegistryClient:
             return None
         now = unpack_configuration(answer.configuration)
         last = now.intervals[-1]
-        ours = last.shards == shards and (at_us or last.start_us) == last.start_us
+        ours = len(last.shards) == shards and (at_us or last.start_us) == last.start_us
         if not ours or now.version <= before.version:
             return None
         return Resharded(now.version, last.start_us, True, "")
@@ -357,6 +357,20 @@ class RegistryClient:
         the replacement that it was: for one that can't be without the new one, as the old one never returns.
         """
         self._rounds.ask_directory("Replace", pb.ReplaceRequest(cancel=new))
+
+    def add_set(self, name: str, rows: Sequence[Row]) -> None:
+        """Let a new set of empty replicas in. UsageError for names and addresses that can't be."""
+        replicas = [
+            pb.Replica(
+                name=row.name, raft_host=row.raft_host, raft_port=row.raft_port, grpc=row.grpc, set=name
+            )
+            for row in rows
+        ]
+        self._rounds.ask_directory("Set", pb.SetRequest(add=replicas))
+
+    def retire_set(self, name: str) -> None:
+        """Place no new shard on the set; its replicas are gone when it has none. UsageError."""
+        self._rounds.ask_directory("Set", pb.SetRequest(retire=name))
 
     def status(self, address: str) -> dict[str, Any]:
         """What the replica at `address` says of itself. UnavailableError if it does not answer."""

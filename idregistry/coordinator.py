@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from idregistry.peers import Fact, Peers, fact_of, newest
 from idregistry.rules import commands
 from idregistry.rules.commands import DirectoryCommand, Rejected, Row, Standing, encode
 from idregistry.rules.directory import (
@@ -35,9 +36,8 @@ from idregistry.rules.directory import (
     shard_of_group,
 )
 from idregistry.rules.packing import NO_BOUNDARY
-from idregistry.rules.placement import DAY_US, Steward, hold_due, is_replaced
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
-from idregistry.rules.state import ShardState
+from idregistry.rules.steward import DAY_US, Steward, hold_due, is_replaced
 from idregistry.shard import Ask, Line, Settled, Shard, answer_to
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, storage_errors, write_file
@@ -45,7 +45,7 @@ from photon.core.errors import CorruptStateError, UsageError
 from photon.core.protocol import NEWEST
 from photon.core.settings import Registry
 from photon.raft.host import RaftHost
-from photon.raft.port import Outcome, ReplicatedLog
+from photon.raft.port import Members, Outcome, ReplicatedLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ class Hosting:
             return False
         if self._node in view.removed:
             raise UsageError(
-                f"registry replica {self._node} has been replaced: it may never come back. Take it out of "
-                "the settings; a new replica gets a new name"
+                f"registry replica {self._node} has been replaced, or its set retired: it may never come "
+                "back. Take it out of the settings; a new replica gets a new name"
             )
         self._follow_table(table)
         if not self._step(view):
@@ -168,7 +168,7 @@ class Hosting:
             return True
         for shard, founders in view.founders.items():
             group = view.group(shard)
-            if group not in self._groups:
+            if group not in self._groups and view.hosts(self._node, shard):
                 self._add(group, founders if self._node in founders else None)
                 return True
         return False
@@ -213,7 +213,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A dispatcher says how old the oldest event is that it has yet to end; as of placement.hold_due."""
+    """A dispatcher says how old the oldest event is that it has yet to end; as of steward.hold_due."""
 
     name: str
     oldest_us: int | None
@@ -226,7 +226,7 @@ class Coordinator:
     """On every replica; it decides where the directory is led. `asks` (for any thread) has what waits for it.
     `hosting`: which shards are open here.
 
-    `founding`: the first command, where the registry is new; `reached_us`: as of placement.reached_us, for
+    `founding`: the first command, where the registry is new; `reached_us`: as of steward.reached_us, for
     any thread; `shards_max`: as many as a replica can have open.
     """
 
@@ -240,16 +240,18 @@ class Coordinator:
         hosting: Hosting,
         reached_us: Callable[[], int | None],
         shards_max: int = SHARDS_MAX,
+        peers: Peers | None = None,
     ) -> None:
+        """`peers`: None where all shards are hosted here."""
         self._state = state
         self._founding = founding
         self._settings = settings
         self._shards_max = shards_max
         self._clock = clock
         self._hosting = hosting
+        self._peers = peers
         self.reached_us = reached_us
-        # The directory is led where shard 0 is: one leader less to lose.
-        self._steward = Steward(0, settings.leaders, clock)
+        self._steward = Steward(None, settings.leaders, clock)
         self.asks: Line[Wanted] = Line(
             ASKS_WAITING_MAX,
             wake,
@@ -321,8 +323,28 @@ class Coordinator:
 
     def boundary_us(self) -> int:
         """What every shard has forgotten, as this replica knows. Any thread."""
-        hosted = self._hosting.shards.values()
-        return min((one.state.boundary_us for one in hosted), default=NO_BOUNDARY)
+        return min((fact.boundary_us for fact in self.facts().values()), default=NO_BOUNDARY)
+
+    def facts(self) -> dict[int, Fact]:
+        """Shard -> what is known of it, of those that there are. Any thread."""
+        view = self._state.view
+        hosted = {one.group: fact_of(one) for one in self._hosting.shards.values()}
+        of_groups = newest(() if self._peers is None else self._peers.facts()) | hosted
+        groups = {shard: view.group(shard) for shard in view.founders}
+        return {shard: of_groups[group] for shard, group in groups.items() if group in of_groups}
+
+    def of_all(self) -> dict[int, Fact] | None:
+        """The same, of all shards; None where one is not known, and then it soon is. Any thread."""
+        facts = self.facts()
+        if facts.keys() == self._state.view.founders.keys():
+            return facts
+        self.hurry()
+        return None
+
+    def hurry(self) -> None:
+        """Somebody waits for what is known of the shards that others host. Any thread."""
+        if self._peers is not None and self._state.view.following:
+            self._peers.hurry()
 
     def holding(self) -> dict[str, float]:
         """Dispatchers that keep the boundary back most -> by how many seconds. Any thread."""
@@ -350,10 +372,10 @@ class Coordinator:
 
     def _complete_proposal(self, now_us: int, shards: int, start_us: int) -> commands.Propose | Rejected:
         """`start_us`: 0 for as soon as may be."""
-        if shards > self._shards_max:
+        if shards > self._shards_max * len(self._state.view.open_sets):
             return Rejected(
                 f"{shards} shards: a replica can have {self._shards_max} open; raise its limit of open files "
-                "(ulimit -n) on every machine, or take fewer"
+                "(ulimit -n) on every machine, add a set, or take fewer"
             )
         if start_us > now_us + START_AHEAD_MAX_US:
             return Rejected(
@@ -385,13 +407,27 @@ class Coordinator:
             return replace(self._founding, time_us=now_us)
         if view.protocol < NEWEST and (version := self._hosting.known_to_all()) > view.protocol:
             return commands.Raise(now_us, version)
-        if view.proposal is not None or len(view.configuration.intervals) > 1 or view.leaving is not None:
-            hosted = self._hosting.shards
-            if hosted.keys() == view.founders.keys():
-                command = _due_of_shards(log, view, view.configuration, hosted, now_us)
+        for name in view.retiring:
+            if name not in view.homes.values() and view.proposal is None and view.leaving is None:
+                return commands.DropSet(now_us, name)
+        if view.proposal is not None or view.leaving is not None:
+            self.hurry()
+        if view.proposal is not None or view.leaving is not None or self._may_trim(view.configuration):
+            facts = self.of_all()
+            if facts is not None:
+                command = _due_of_shards(log, view, view.configuration, facts, now_us)
                 if command is not None or view.proposal is not None:
                     return command
         return self._lease_to_forget(now_us)
+
+    def _may_trim(self, configuration: Configuration) -> bool:
+        """By the shards that are hosted here; the others are asked about where these do not hinder it."""
+        if len(configuration.intervals) == 1:
+            return False
+        boundary_us = min(
+            (one.state.boundary_us for one in self._hosting.shards.values()), default=NO_BOUNDARY
+        )
+        return configuration.intervals[1].start_us <= configuration.needed_from(boundary_us)
 
     def _lease_to_forget(self, now_us: int) -> commands.EndLease | None:
         now = self._clock.monotonic()
@@ -403,34 +439,35 @@ class Coordinator:
 
 
 def _due_of_shards(
-    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, Shard], now_us: int
+    log: ReplicatedLog, view: View, configuration: Configuration, facts: Mapping[int, Fact], now_us: int
 ) -> DirectoryCommand | None:
-    """What the shards' states say is due, all of them being here."""
+    """What is due by what is known of all shards."""
     if view.proposal is not None:
-        return _decide(view.proposal, {n: one.state for n, one in hosted.items()}, now_us)
+        return _decide(view.proposal, facts, now_us)
     if len(configuration.intervals) > 1:
-        boundary_us = min(one.state.boundary_us for one in hosted.values())
+        boundary_us = min(one.boundary_us for one in facts.values())
         if configuration.intervals[1].start_us <= configuration.needed_from(boundary_us):
             return commands.Trim(now_us, view.version, boundary_us)
     if view.leaving is not None:
-        groups = [log.committed_members, *(one.log.committed_members for one in hosted.values())]
-        if is_replaced(groups, view.leaving):
+        home = view.replicas[view.leaving[0]].set
+        members = [fact.members or Members() for shard, fact in facts.items() if view.homes[shard] == home]
+        if is_replaced(members, log.committed_members, view.leaving, home):
             return commands.Gone(now_us, view.leaving[0])
     return None
 
 
-def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -> DirectoryCommand | None:
+def _decide(proposal: Proposal, facts: Mapping[int, Fact], now_us: int) -> DirectoryCommand | None:
     """Whether a proposal holds, once every shard has prepared for it, or its time is up."""
     late = []
-    for number, state in states.items():
-        prepared = state.prepared
+    for number, fact in facts.items():
+        prepared = fact.prepared
         if prepared is None or prepared.version != proposal.version:
             late.append(number)
         elif not prepared.fits:
             return commands.Abandon(
                 now_us,
                 proposal.version,
-                f"shard {number} holds an event of {_told(state.latest_us)}, which is not before the new "
+                f"shard {number} holds an event of {_told(fact.latest_us)}, which is not before the new "
                 f"start, {iso_utc(proposal.start_us)}. While such an event is kept, no number of shards "
                 "can begin before its time: choose a start after it",
             )

@@ -89,12 +89,14 @@ class Rounds:
         configuration = self._configuration(attempts)
         through: list[Part] = []
         asked = split(whole(ids, times), configuration, operation.won is not None)
-        order = self.routes.nearest_first()
+        orders: dict[int, list[str]] = {}  # of a shard's replicas, as they were when it was first asked
         for tries, left_s in enumerate(attempts):
-            targets = [
-                self.routes.leader(part.shard) if operation.by_leader else order[tries % len(order)]
-                for part in asked
-            ]
+            if operation.by_leader:
+                targets = [self.routes.leader(part.shard) for part in asked]
+            else:
+                for part in asked:
+                    orders.setdefault(part.shard, self.routes.nearest_first(part.shard))
+                targets = [orders[part.shard][tries % len(orders[part.shard])] for part in asked]
             at_once = self._round(operation, asked, targets, try_timeout_s(self._timeout_s, left_s))
             if any(part.lost for part in asked):
                 self.routes.ask_who(attempts.left_s)
@@ -108,7 +110,8 @@ class Rounds:
             if not asked:
                 merged = merge_outcomes(through, len(ids) // ID_BYTES, operation.rising)
                 return merged, lost_elsewhere(through, operation.won)
-            if at_once or not (operation.by_leader or (tries + 1) % len(order) == 0):
+            in_turn = max(map(len, orders.values()), default=1)
+            if at_once or not (operation.by_leader or (tries + 1) % in_turn == 0):
                 attempts.next_at_once()
         raise final_error([*asked, *through], self._timeout_s, configuration.version)
 
@@ -200,19 +203,19 @@ class Rounds:
         return unled
 
     def stream(
-        self, method: str, request: Any, address: str | None, timeout_s: float, led: int | None = None
+        self, method: str, request: Any, address: str | None, timeout_s: float, shard: int, led: bool
     ) -> Iterator[Any]:
-        """The messages of one replica: the one named, or the nearest that answers at all, or, where none is
-        named, the leader of shard `led`, which is looked for as long as any call may take. Once it has begun,
-        nobody else is asked.
+        """The messages of one replica of the shard: the one named, or the nearest that answers at all, or,
+        where none is named and it is to have `led`, the leader, which is looked for as long as any call may
+        take. Once it has begun, nobody else is asked.
 
         UnavailableError if they are not all drawn within `timeout_s`.
         """
         deadline = self._clock.monotonic() + timeout_s
-        by_leader = led is not None and address is None
-        part = whole(shard=DIRECTORY if led is None else led)
+        by_leader = led and address is None
+        part = whole(shard=shard)
         attempts = self.attempts(min(self._timeout_s, timeout_s) if by_leader else timeout_s)
-        order = [address] if address is not None else self.routes.nearest_first()
+        order = [address] if address is not None else self.routes.nearest_first(shard)
         for nth, left_s in enumerate(attempts):
             target = self.routes.leader(part.shard) if by_leader else order[nth]
             # One that hangs would hold up a long call to its end: it is asked for the directory before.
@@ -235,7 +238,9 @@ class Rounds:
             attempts.next_at_once()
         told = "; ".join(part.failures)
         if by_leader:
-            raise UnavailableError(f"registry shard {led}: no leader began {method} in time ({told}); retry")
+            raise UnavailableError(
+                f"registry shard {shard}: no leader began {method} in time ({told}); retry"
+            )
         raise UnavailableError(f"registry: {method} ended early ({told}); begin it again")
 
     def _messages(
@@ -299,7 +304,7 @@ class Rounds:
         """Remember it; whether to go on at once, to the leader named. UsageError as `_failure`."""
         failure, details, leader = self._failure(error, address)
         if by_leader:
-            target = next_address(self.routes.addresses, address, failure, leader)
+            target = next_address(self.routes.hosts(part.shard), address, failure, leader)
             self.routes.replace_leader(part.shard, address, target)
         else:
             self.routes.avoid(address)

@@ -19,6 +19,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import BEGINNING, NOWHERE, Configuration, Route, unpack_configuration
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
@@ -270,6 +271,7 @@ class Routes:
         self._learned = False
         self.addresses: tuple[str, ...] = ()
         """Everybody to ask, the nearest first."""
+        self._hosts: dict[int, tuple[str, ...]] = {}
         self.configuration: Configuration | None = None
         self._seen = 0
         """The newest version that an answer spoke of."""
@@ -303,10 +305,15 @@ class Routes:
                 self._open(address)
         return self._stubs[address]
 
-    def nearest_first(self) -> list[str]:
-        """The replicas in their order, those that failed just now last."""
+    def hosts(self, shard: int) -> tuple[str, ...]:
+        """Who has a replica of a shard (or of DIRECTORY), the nearest first; all where that is not known."""
+        return self._hosts.get(shard) or self.addresses
+
+    def nearest_first(self, shard: int | None = None) -> list[str]:
+        """The replicas in their order, or those of a shard, those that failed just now last."""
         now = self._clock.monotonic()
-        return sorted(self.addresses, key=lambda address: self._avoid_until.get(address, now) > now)
+        addresses = self.addresses if shard is None else self.hosts(shard)
+        return sorted(addresses, key=lambda address: self._avoid_until.get(address, now) > now)
 
     def avoid(self, address: str) -> None:
         self._avoid_until[address] = self._clock.monotonic() + _AVOID_S
@@ -323,7 +330,7 @@ class Routes:
 
     def leader(self, group: int) -> str:
         """Whom to ask for the leader's work of a shard (or DIRECTORY)."""
-        return self._leaders.get(group) or self.nearest_first()[0]
+        return self._leaders.get(group) or self.nearest_first(group)[0]
 
     def replace_leader(self, group: int, asked: str, leader: str) -> None:
         """Many threads share what is known of the leader: only who was asked last may be replaced."""
@@ -406,6 +413,16 @@ class Routes:
         if answer.replicas and (answer.led or not self._learned):
             self._learned = True
             self._learn([replica.grpc for replica in answer.replicas])
+            self._place(answer)
+
+    def _place(self, answer: pb.DirectoryResponse) -> None:
+        set_of = {replica.grpc: replica.set for replica in answer.replicas}
+        homes = {DIRECTORY: MAIN, **dict(zip(answer.shards, answer.homes, strict=True))}
+        of_set = {
+            name: tuple(address for address in self.addresses if set_of.get(address) == name)
+            for name in {*homes.values()}
+        }
+        self._hosts = {shard: of_set[name] for shard, name in homes.items()}
 
     def _learn(self, current: Sequence[str]) -> None:
         """Who was given stays nearest, unless it is said to be gone: then it is only asked last."""

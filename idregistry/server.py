@@ -6,19 +6,18 @@ import random
 import resource
 import secrets
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from idregistry.coordinator import Coordinator, Hosting
+from idregistry.peers import Peers
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
-from idregistry.rules.placement import majority_time_us, reached_us
+from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX
+from idregistry.rules.steward import reached_us
 from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from photon.core.addresses import joined
@@ -28,84 +27,9 @@ from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog
 from photon.rpc import idregistry_pb2 as pb
-from photon.rpc.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
+from photon.rpc.idregistry_pb2_grpc import add_IdRegistryServicer_to_server
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
-
-_ASK_EVERY_S: Final = 5.0
-_FIRST_ASK_S: Final = 0.2
-_TIMEOUT_S: Final = 2.0
-_KEEP_S: Final = 60.0
-
-
-class ClockWatch:
-    """What the other replicas' clocks say, asked in a thread of its own: the boundary goes by it (paper 2.3).
-    `rows`: name -> where each replica is now, this one too.
-
-    What another's clock says now is reckoned from its last answer by our MONOTONIC time. Our own wall clock
-    has no part in it: a step of it would make the others' clocks seem to jump along, and expire everything.
-    """
-
-    def __init__(
-        self, node: str, rows: Callable[[], Mapping[str, Row]], clock: Clock, network: Network = LOOPBACK
-    ) -> None:
-        self._node = node
-        self._rows = rows
-        self._clock = clock
-        self._network = network
-        self._answers: dict[str, tuple[int, float]] = {}
-        """Name -> what its clock said (us), and when that was heard (monotonic s). Replaced as a whole, never
-        changed: the raft thread may be reading it."""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="clocks", daemon=True)
-
-    def trusted_us(self) -> int | None:
-        """The time that a majority's clocks have reached; None where too few are known. Any thread."""
-        now = self._clock.monotonic()
-        names = self._rows()
-        clocks_us = [
-            said_us + round((now - at) * 1e6)
-            for name, (said_us, at) in self._answers.items()
-            if name in names and now - at < _KEEP_S
-        ]
-        if self._node in names:
-            clocks_us.append(self._clock.now_us())
-        return majority_time_us(clocks_us, len(names))
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(2 * _TIMEOUT_S)
-
-    def _run(self) -> None:
-        channels: dict[str, grpc.Channel] = {}
-        wait_s = _FIRST_ASK_S
-        while not self._stop.wait(wait_s):
-            others = {name: row.grpc for name, row in self._rows().items() if name != self._node}
-            for name, address in others.items():
-                if address not in channels:
-                    channels[address] = self._network.open(address)
-                self._ask(name, channels[address])
-            for address in channels.keys() - set(others.values()):
-                channels.pop(address).close()
-            self._answers = {name: answer for name, answer in self._answers.items() if name in others}
-            # Until a majority is known, no boundary can move.
-            wait_s = _FIRST_ASK_S if self.trusted_us() is None else _ASK_EVERY_S
-        for channel in channels.values():
-            channel.close()
-
-    def _ask(self, name: str, channel: grpc.Channel) -> None:
-        stub = IdRegistryStub(channel)  # type: ignore[no-untyped-call]  # generated
-        try:
-            now_us = stub.Now(pb.NowRequest(), timeout=_TIMEOUT_S).now_us
-        except grpc.RpcError:
-            return
-        # Too small by the way back, never too great.
-        self._answers = {**self._answers, name: (now_us, self._clock.monotonic())}
-
 
 Address = tuple[str, int]
 
@@ -158,7 +82,7 @@ class RegistryServer:
         self._clock = clock
         self._state = DirectoryState()
         self._hosting = Hosting(me.name, me.rows, me.directory, self._make_shard)
-        self._clocks = ClockWatch(me.name, lambda: self._hosting.rows, clock, network)
+        self._peers = Peers(me.name, lambda: self._hosting.rows, clock, network, self._asks_peers)
         self._host = RaftHost(
             Endpoint(me.name, me.raft_listen, me.secret, network.tls, network.dialed),
             peers={
@@ -170,8 +94,8 @@ class RegistryServer:
             rng=rng,
             on_fatal=self._fatal,
         )
-        names = sorted(me.rows)
-        founders = tuple(me.rows[name] for name in names)
+        founders = tuple(me.rows[name] for name in sorted(me.rows))
+        of_main = [row.name for row in founders if row.set == MAIN]
         self._coordinator = Coordinator(
             self._state,
             Found(0, settings.shards, founders, secrets.token_bytes(IDENTITY_BYTES), me.spread_us),
@@ -181,10 +105,14 @@ class RegistryServer:
             self._hosting,
             self._reached_us,
             shards_that_fit(),
+            self._peers,
         )
         try:
             log = self._host.add_group(
-                DIRECTORY_GROUP, self._state, self._coordinator.on_tick, None if me.joining else names
+                DIRECTORY_GROUP,
+                self._state,
+                self._coordinator.on_tick,
+                of_main if me.name in of_main and not me.joining else None,
             )
             self._hosting.open_groups(self._host)
             self._rpc = Server(me.listen, WORKERS, IN_FLIGHT_MAX, network, REQUEST_BYTES_MAX)
@@ -209,8 +137,7 @@ class RegistryServer:
         except BaseException:
             self._host.stop()
             raise
-        if self._settings.retention_days > 0:
-            self._clocks.start()
+        self._peers.start()
 
     def stop(self, grace: float = 2.0) -> None:
         """Send who waits elsewhere, let what is in flight end within `grace` seconds, close everything.
@@ -219,7 +146,7 @@ class RegistryServer:
         """
         self._rpc.drain()
         self._coordinator.close()
-        self._clocks.stop()
+        self._peers.stop()
         self._rpc.stop(grace)
         self._host.stop()
 
@@ -240,13 +167,19 @@ class RegistryServer:
             self._host.wake,
             self._state,
             self._reached_us,
-            self._hosting.furthest_us,
+            self._furthest_us,
         )
 
+    def _asks_peers(self) -> bool:
+        return self._settings.retention_days > 0 or bool(self._state.view.following)
+
+    def _furthest_us(self) -> int:
+        return max((fact.boundary_us for fact in self._peers.facts()), default=self._hosting.furthest_us())
+
     def _reached_us(self) -> int | None:
-        hosted = self._hosting.shards.values()
-        newest_us = max((one.state.latest_us for one in hosted), default=BEGINNING)
-        return reached_us(self._log, self._clocks.trusted_us(), newest_us)
+        hosted = [one.state.latest_us for one in self._hosting.shards.values()]
+        newest_us = max([*hosted, *(fact.latest_us for fact in self._peers.facts())], default=BEGINNING)
+        return reached_us(self._log, self._peers.trusted_us(), newest_us)
 
     def _has_quorum(self, directory: ReplicatedLog) -> bool:
         """Whether this replica knows a leader with a majority of each group that it hosts.

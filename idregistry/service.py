@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn, Protocol
 import grpc
 
 from idregistry.coordinator import Coordinator, Hosting, Look, Report, Wanted
+from idregistry.peers import to_wire
 from idregistry.rules import commands
 from idregistry.rules.directory import DirectoryState, Proposal, name_mistake
 from idregistry.rules.packing import (
@@ -31,6 +32,7 @@ from idregistry.rules.packing import (
     segments_mistake,
     token_mistake,
 )
+from idregistry.rules.sets import MAIN, REPLICAS_MAX
 from idregistry.rules.sharding import Route
 from idregistry.rules.surveys import Scanned, gone_joiners
 from idregistry.shard import (
@@ -296,9 +298,11 @@ class IdRegistryService(IdRegistryServicer):
             configuration=b"" if view.configuration is None else view.configuration.pack(),
             identity=view.identity,
             replicas=[
-                pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc)
+                pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc, set=r.set)
                 for r in self._hosting.rows.values()
             ],
+            shards=view.homes.keys(),
+            homes=view.homes.values(),
             led=self._log.leader is not None,
             holders=self._coordinator.holders(),
             abandoned_why=view.abandoned[1],
@@ -342,6 +346,7 @@ class IdRegistryService(IdRegistryServicer):
                 return pb.FenceResponse(fenced=False, expires_in_s=LEASE_S_MIN)
             place = self._state.fences.index(request.incarnation) + 1
             while not self._shards_know(place):
+                self._coordinator.hurry()
                 if self._clock.monotonic() >= deadline or not context.is_active():
                     context.abort(
                         grpc.StatusCode.UNAVAILABLE,
@@ -356,13 +361,8 @@ class IdRegistryService(IdRegistryServicer):
         Wherever a shard is led: what our replica of it has applied stands in its log before every commit that
         is yet to come. One that is not open here yet, or in its new life, may be taking ids elsewhere.
         """
-        view, shards = self._state.view, self._hosting.shards
-        return all(
-            number in shards
-            and shards[number].group == view.group(number)
-            and shards[number].state.fences >= fences
-            for number in view.founders
-        )
+        facts = self._coordinator.of_all()
+        return facts is not None and all(fact.fences >= fences for fact in facts.values())
 
     def Incarnations(self, request: pb.IncarnationsRequest, context: Context) -> pb.IncarnationsResponse:
         """How incarnations stand, by what the leader knows."""
@@ -409,19 +409,23 @@ class IdRegistryService(IdRegistryServicer):
                 _mistake(context, mistake)
             self._ask(commands.Cancel(0, request.cancel), context)
             return pb.ReplaceResponse()
-        new = request.replica
-        host = f"[{new.raft_host}]" if ":" in new.raft_host else new.raft_host
-        mistake = (
-            name_mistake(request.old)
-            or name_mistake(new.name)
-            or address_mistake(f"{host}:{new.raft_port}")
-            or address_mistake(new.grpc)
-        )
+        mistake = name_mistake(request.old) or _row_mistake(request.replica)
         if mistake is not None:
             _mistake(context, mistake)
-        row = commands.Row(new.name, new.raft_host, new.raft_port, new.grpc)
-        self._ask(commands.Replace(0, request.old, row), context)
+        self._ask(commands.Replace(0, request.old, _row(request.replica)), context)
         return pb.ReplaceResponse()
+
+    def Set(self, request: pb.SetRequest, context: Context) -> pb.SetResponse:
+        """Let a new set of replicas in, or give one up."""
+        names = [request.retire] if request.retire else [row.set for row in request.add]
+        mistakes = [*map(name_mistake, names), *map(_row_mistake, request.add)]
+        if (mistake := next(filter(None, mistakes), None)) is not None:
+            _mistake(context, mistake)
+        what: Wanted = commands.RetireSet(0, request.retire)
+        if not request.retire:
+            what = commands.AddSet(0, tuple(_row(one) for one in request.add[: REPLICAS_MAX + 1]))
+        self._ask(what, context)
+        return pb.SetResponse()
 
     def _ask(self, what: Wanted, context: Context) -> Any:
         """What the directory's command was answered; aborts where it was not applied or was rejected."""
@@ -488,8 +492,8 @@ class IdRegistryService(IdRegistryServicer):
     # --- about this process
 
     def Now(self, request: pb.NowRequest, context: Context) -> pb.NowResponse:
-        """This replica's clock."""
-        return pb.NowResponse(now_us=self._clock.now_us())
+        """This replica's clock, and what it knows of its shards."""
+        return to_wire(self._clock.now_us(), self._hosting.shards.values())
 
     def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """JSON: each shard as this replica sees it, and how many ids wait."""
@@ -501,6 +505,11 @@ class IdRegistryService(IdRegistryServicer):
         configuration = view.configuration
         intervals = [] if configuration is None else configuration.intervals
         hosted = self._hosting.shards.values()
+        sets = sorted({row.set for row in view.replicas.values()})
+
+        def shards_of(name: str) -> list[int]:
+            return sorted(shard for shard, home in view.homes.items() if home == name)
+
         return {
             "shards": [one.status() for one in hosted],
             "queue": sum(one.queue.weight for one in hosted),
@@ -508,7 +517,7 @@ class IdRegistryService(IdRegistryServicer):
                 **group_status(self._log),
                 "resharding": None
                 if view.proposal is None
-                else [view.proposal.start_us, view.proposal.shards],
+                else [view.proposal.start_us, len(view.proposal.homes)],
                 "replacing": view.leaving,
                 "leases": len(self._state.leases),
                 "fences": len(self._state.fences),
@@ -518,9 +527,10 @@ class IdRegistryService(IdRegistryServicer):
             "identity": view.identity.hex(),
             "version": view.version,
             "protocol": view.protocol,
-            "intervals": [[interval.start_us, interval.shards] for interval in intervals],
+            "intervals": [[interval.start_us, len(interval.shards)] for interval in intervals],
+            "sets": {name: {"shards": shards_of(name), "retiring": name in view.retiring} for name in sets},
             "members": {name: row.grpc for name, row in self._hosting.rows.items()},
-            "shards_expected": sorted(view.founders),
+            "shards_expected": sorted(n for n in view.founders if view.hosts(self._log.status().node, n)),
             "gone_joiners": self._gone_joiners(),
         }
 
@@ -533,6 +543,17 @@ class IdRegistryService(IdRegistryServicer):
             held += shard.state.held_by(vanished.keys())
         leased = {lease.address for lease in dict(self._state.leases).values()}
         return gone_joiners(vanished, leased, held)
+
+
+def _row(replica: pb.Replica) -> commands.Row:
+    name = replica.set or MAIN
+    return commands.Row(replica.name, replica.raft_host, replica.raft_port, replica.grpc, name)
+
+
+def _row_mistake(replica: pb.Replica) -> str | None:
+    host = f"[{replica.raft_host}]" if ":" in replica.raft_host else replica.raft_host
+    raft, grpc_address = f"{host}:{replica.raft_port}", replica.grpc
+    return name_mistake(replica.name) or address_mistake(raft) or address_mistake(grpc_address)
 
 
 def _parts(request: pb.LookupRequest) -> Iterator[tuple[bytes, bytes]]:

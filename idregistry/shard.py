@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from idregistry.rules.commands import CommandError, Commit, Release, decode, encode
 from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
-from idregistry.rules.placement import DAY_US, Steward, boundary_due, command_due
 from idregistry.rules.state import ShardState
+from idregistry.rules.steward import DAY_US, Steward, boundary_due, command_due
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.fates import Registered
@@ -229,7 +229,7 @@ class Shard:
     `group`: its Raft group. A shard that was retired and came again is another group, and what the directory
     said of the one before is not true of it: a replica that starts reads the directory from long ago, and may
     lead the new group meanwhile.
-    `reached_us`: as of placement.reached_us. `furthest_us`: the boundary of the shard that has come furthest.
+    `reached_us`: as of steward.reached_us. `furthest_us`: the boundary of the shard that has come furthest.
     """
 
     def __init__(

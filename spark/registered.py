@@ -61,14 +61,14 @@ def registered(
     with registry.client(ASK_TIMEOUT_S) as client:
         configuration = client.configuration()
     shards = configuration.shards
-    numbers = session.range(0, shards, 1, shards).select(F.col("id").cast("int").alias("shard"))
+    places = session.range(0, len(shards), 1, len(shards)).select(F.col("id").cast("int").alias("place"))
 
     def scan_shards(batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
-            for shard in batch.column(0).to_pylist():
-                yield from scan_of(registry, timeout_s, shard)
+            for place in batch.column(0).to_pylist():
+                yield from scan_of(registry, timeout_s, shards[place])
 
-    rows = map_in_arrow(numbers, scan_shards, SCHEMA)
+    rows = map_in_arrow(places, scan_shards, SCHEMA)
     # Around the start of an interval other shards guard an id, too.
     return rows.dropDuplicates(["id", "token"]) if len(configuration.intervals) > 1 else rows
 
@@ -85,13 +85,13 @@ def boundaries(registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> dict[
     """Shard -> the event time (us) before which its leader has forgotten ids. UnavailableError."""
     found = {}
     with registry.client(min(timeout_s, LEADER_WAIT_S_MAX)) as client:
-        for shard in range(client.configuration().shards):
+        for shard in client.configuration().shards:
             first = next(client.scan(shard, timeout_s=timeout_s, fresh=True))  # of an empty shard too
             found[shard] = first.boundary_us
     return found
 
 
-def shards_of(registry: RegistryAt) -> int:
+def shards_of(registry: RegistryAt) -> tuple[int, ...]:
     with registry.client(ASK_TIMEOUT_S) as client:
         return client.configuration().shards
 

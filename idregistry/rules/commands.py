@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from idregistry.rules.packing import TIME_BYTES
+from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import Configuration, Route
 from photon.core.errors import CorruptStateError
 from photon.core.ids import ID_BYTES
@@ -96,12 +97,14 @@ Command = Commit | Release | Boundary | Fences | Prepare | Configure
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A replica: where it is reached by the other replicas (Raft) and by clients (gRPC, `host:port`)."""
+    """A replica: where it is reached by the other replicas (Raft) and by clients (gRPC, `host:port`), and the
+    set whose shards it hosts."""
 
     name: str
     raft_host: str
     raft_port: int
     grpc: str
+    set: str = MAIN
 
 
 class Found(_Command, frozen=True):
@@ -217,6 +220,24 @@ class Hold(_Command, frozen=True):
     oldest_us: int | None
 
 
+class AddSet(_Command, frozen=True):
+    """These replicas, all of one set that is new, are there from now on. Answer: True or Rejected."""
+
+    rows: tuple[Row, ...]
+
+
+class RetireSet(_Command, frozen=True):
+    """No new shard comes to the set; it goes when it has none. Answer: True or Rejected."""
+
+    name: str
+
+
+class DropSet(_Command, frozen=True):
+    """The set that is retired has no shards any more: its replicas are gone. Answer: bool."""
+
+    name: str
+
+
 class Raise(_Command, frozen=True):
     """All replicas know this protocol version: it is in force. Answer: bool."""
 
@@ -237,6 +258,9 @@ DirectoryCommand = (
     | EndLease
     | Dismiss
     | Hold
+    | AddSet
+    | RetireSet
+    | DropSet
     | Raise
 )
 

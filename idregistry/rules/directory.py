@@ -7,7 +7,7 @@ is never used twice: a shard that was retired and comes again is a new group.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -16,10 +16,12 @@ import msgspec
 
 from idregistry.rules import commands
 from idregistry.rules.commands import CommandError, Mismatched, Rejected, Row, decode_directory
+from idregistry.rules.sets import MAIN, REPLICAS_MAX, spread
 from idregistry.rules.sharding import (
     BEGINNING,
     HORIZON,
     INTERVALS_MAX,
+    LISTED_MAX,
     SHARDS_MAX,
     Configuration,
     Interval,
@@ -36,7 +38,8 @@ class Proposal:
 
     version: int
     start_us: int
-    shards: int
+    homes: Mapping[int, str]
+    """Shard -> its set, of all that are to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class View:
     removed: tuple[str, ...] = ()
     founders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Shard -> the replicas that found its group. Its keys are the shards there are."""
+    homes: Mapping[int, str] = field(default_factory=dict)
+    """Shard -> its set, of the same shards."""
+    retiring: tuple[str, ...] = ()
+    """Sets that get no new shards."""
     protocol: int = OLDEST
     """The version in force (photon.core.protocol)."""
     retired: Mapping[int, int] = field(default_factory=dict)
@@ -80,11 +87,30 @@ class View:
         """The configuration's; 0 before there is one."""
         return 0 if self.configuration is None else self.configuration.version
 
-    @property
-    def staying(self) -> tuple[str, ...]:
-        """The names of the replicas, without who is leaving; sorted."""
+    def home(self, shard: int | None) -> str:
+        """The set of a shard, or, of None, the directory's."""
+        return MAIN if shard is None else self.homes[shard]
+
+    def staying(self, name: str) -> tuple[str, ...]:
+        """The replicas of a set, without who is leaving; sorted."""
         old = self.leaving[0] if self.leaving is not None else None
-        return tuple(sorted(name for name in self.replicas if name != old))
+        return tuple(sorted(n for n, row in self.replicas.items() if n != old and row.set == name))
+
+    @property
+    def following(self) -> tuple[str, ...]:
+        """The replicas of other sets than the directory's, without who is leaving; sorted."""
+        others = sorted({row.set for row in self.replicas.values()} - {MAIN})
+        return tuple(sorted(replica for name in others for replica in self.staying(name)))
+
+    @property
+    def open_sets(self) -> tuple[str, ...]:
+        """Those that get new shards; sorted."""
+        return tuple(sorted({row.set for row in self.replicas.values()} - {*self.retiring}))
+
+    def hosts(self, replica: str, shard: int) -> bool:
+        """Whether the replica is one of the shard's set."""
+        row = self.replicas.get(replica)
+        return row is not None and row.set == self.homes[shard]
 
     def group(self, shard: int) -> int:
         """The group number of a shard that there is."""
@@ -153,6 +179,9 @@ class DirectoryState(_Kept, dict=True, eq=False):
             commands.EndLease: self._end_lease,
             commands.Dismiss: self._dismiss,
             commands.Hold: self._hold,
+            commands.AddSet: self._add_set,
+            commands.RetireSet: self._retire_set,
+            commands.DropSet: self._drop_set,
             commands.Raise: self._raise,
         }
 
@@ -165,12 +194,13 @@ class DirectoryState(_Kept, dict=True, eq=False):
     def _found(self, command: commands.Found) -> bool:
         if self.view.configuration is not None:
             return False
-        replicas = {row.name: row for row in command.replicas}
-        self.view = View(
-            configuration=Configuration(1, (Interval(BEGINNING, command.shards),), command.spread_us),
-            identity=command.identity,
-            replicas=replicas,
-            founders=dict.fromkeys(range(command.shards), tuple(sorted(replicas))),
+        view = View(identity=command.identity, replicas={row.name: row for row in command.replicas})
+        homes = spread(command.shards, view.open_sets, {})
+        self.view = replace(
+            view,
+            configuration=Configuration(1, (Interval(BEGINNING, tuple(homes)),), command.spread_us),
+            founders={shard: view.staying(name) for shard, name in homes.items()},
+            homes=homes,
         )
         return True
 
@@ -179,23 +209,12 @@ class DirectoryState(_Kept, dict=True, eq=False):
         busy = _busy(self.view)
         if busy is not None or configuration is None:
             return busy or _UNFOUNDED
-        if len(configuration.intervals) >= INTERVALS_MAX:
-            return Rejected(
-                f"the configuration has {INTERVALS_MAX} intervals; wait until old ids are collected"
-            )
         if not 1 <= command.shards <= SHARDS_MAX:
             return Rejected(f"{command.shards} shards; give 1 to {SHARDS_MAX}")
-        last = configuration.intervals[-1]
-        if command.shards == last.shards:
-            return Rejected(f"there are {last.shards} shards already")
-        earliest_us = max(command.earliest_us, last.start_us + 1)
-        if not earliest_us <= command.start_us < HORIZON:
-            return Rejected(
-                f"{iso_utc(command.start_us)} is not from {iso_utc(earliest_us)} to {iso_utc(HORIZON)}: "
-                "the new number must begin in the future, by more than registry.clock_skew_s, and after the "
-                "last interval's start, or ids that are registered would change their shard"
-            )
-        proposal = Proposal(configuration.version + 1, command.start_us, command.shards)
+        homes = spread(command.shards, self.view.open_sets, self.view.homes)
+        if (why := _no_resharding(configuration, command, homes)) is not None:
+            return Rejected(why)
+        proposal = Proposal(configuration.version + 1, command.start_us, homes)
         self.view = replace(self.view, proposal=proposal)
         return proposal
 
@@ -203,13 +222,14 @@ class DirectoryState(_Kept, dict=True, eq=False):
         view, configuration, proposal = self.view, self.view.configuration, self.view.proposal
         if configuration is None or proposal is None or proposal.version != command.version:
             return False
-        intervals = (*configuration.intervals, Interval(proposal.start_us, proposal.shards))
-        new = [shard for shard in range(proposal.shards) if shard not in view.founders]
+        intervals = (*configuration.intervals, Interval(proposal.start_us, tuple(proposal.homes)))
+        new = {shard: home for shard, home in proposal.homes.items() if shard not in view.founders}
         self.view = replace(
             view,
             configuration=Configuration(command.version, intervals, configuration.spread_us),
             proposal=None,
-            founders={**view.founders, **dict.fromkeys(new, view.staying)},
+            founders={**view.founders, **{shard: view.staying(home) for shard, home in new.items()}},
+            homes={**view.homes, **new},
         )
         return True
 
@@ -237,17 +257,22 @@ class DirectoryState(_Kept, dict=True, eq=False):
             return False
         left[0] = Interval(BEGINNING, left[0].shards)
         trimmed = Configuration(configuration.version + 1, tuple(left), configuration.spread_us)
-        over = [shard for shard in view.founders if shard >= trimmed.shards]
+        over = {*view.founders} - {*trimmed.shards}
         self.view = replace(
             view,
             configuration=trimmed,
-            founders={n: names for n, names in view.founders.items() if n < trimmed.shards},
-            retired={**view.retired, **{shard: view.retired.get(shard, 0) + 1 for shard in over}},
+            founders={n: names for n, names in view.founders.items() if n not in over},
+            homes={n: home for n, home in view.homes.items() if n not in over},
+            retired={**view.retired, **{shard: view.retired.get(shard, 0) + 1 for shard in sorted(over)}},
         )
         return True
 
     def _replace(self, command: commands.Replace) -> bool | Rejected:
         view, old, row = self.view, command.old, command.row
+        if (former := view.replicas.get(old)) is not None:
+            row = msgspec.structs.replace(row, set=former.set)
+        elif (present := view.replicas.get(row.name)) is not None:
+            row = msgspec.structs.replace(row, set=present.set)
         if view.leaving == (old, row.name) and view.replicas[row.name] == row:
             return True
         if old in view.removed and view.replicas.get(row.name) == row:
@@ -284,6 +309,41 @@ class DirectoryState(_Kept, dict=True, eq=False):
             replicas={name: row for name, row in view.replicas.items() if name != old},
             leaving=None,
             removed=(*view.removed, old),
+        )
+        return True
+
+    def _add_set(self, command: commands.AddSet) -> bool | Rejected:
+        view, rows = self.view, command.rows
+        if rows and all(view.replicas.get(row.name) == row for row in rows):
+            return True
+        busy = _busy(view)
+        if busy is not None:
+            return busy
+        if (why := _no_set(view, rows)) is not None:
+            return Rejected(why)
+        self.view = replace(view, replicas={**view.replicas, **{row.name: row for row in rows}})
+        return True
+
+    def _retire_set(self, command: commands.RetireSet) -> bool | Rejected:
+        view, name = self.view, command.name
+        sets = sorted({row.set for row in view.replicas.values()})
+        if name == MAIN or name not in sets:
+            others = ", ".join(one for one in sets if one != MAIN) or "none"
+            return Rejected(f"no set '{name}' that can be retired; there are: {others}")
+        if name not in view.retiring:
+            self.view = replace(view, retiring=(*view.retiring, name))
+        return True
+
+    def _drop_set(self, command: commands.DropSet) -> bool:
+        view, name = self.view, command.name
+        if name not in view.retiring or name in view.homes.values() or _busy(view) is not None:
+            return False
+        gone = tuple(sorted(n for n, row in view.replicas.items() if row.set == name))
+        self.view = replace(
+            view,
+            replicas={n: row for n, row in view.replicas.items() if n not in gone},
+            removed=(*view.removed, *gone),
+            retiring=tuple(one for one in view.retiring if one != name),
         )
         return True
 
@@ -396,7 +456,9 @@ def _busy(view: View) -> Rejected | None:
     if view.configuration is None:
         return _UNFOUNDED
     if view.proposal is not None:
-        return Rejected(f"a resharding to {view.proposal.shards} shards is under way; wait for it", busy=True)
+        return Rejected(
+            f"a resharding to {len(view.proposal.homes)} shards is under way; wait for it", busy=True
+        )
     if view.leaving is not None:
         old, new = view.leaving
         return Rejected(
@@ -405,6 +467,42 @@ def _busy(view: View) -> Rejected | None:
             busy=True,
         )
     return None
+
+
+def _no_resharding(
+    configuration: Configuration, command: commands.Propose, homes: Mapping[int, str]
+) -> str | None:
+    """Why an interval with these shards can't follow, or None."""
+    intervals, listed = len(configuration.intervals), configuration.listed
+    if intervals >= INTERVALS_MAX or listed + len(homes) > LISTED_MAX or max(homes) >= SHARDS_MAX:
+        return (
+            f"the configuration has {intervals} intervals with {listed} shards, and room for no more; wait "
+            "until old ids are collected"
+        )
+    last = configuration.intervals[-1]
+    if tuple(homes) == last.shards:
+        return f"there are {len(homes)} shards already"
+    earliest_us = max(command.earliest_us, last.start_us + 1)
+    if not earliest_us <= command.start_us < HORIZON:
+        return (
+            f"{iso_utc(command.start_us)} is not from {iso_utc(earliest_us)} to {iso_utc(HORIZON)}: "
+            "the new number must begin in the future, by more than registry.clock_skew_s, and after the "
+            "last interval's start, or ids that are registered would change their shard"
+        )
+    return None
+
+
+def _no_set(view: View, rows: Sequence[Row]) -> str | None:
+    """Why these can't be a new set, or None."""
+    names = {row.set for row in rows}
+    if len(names) != 1 or len(rows) % 2 == 0 or len({row.name for row in rows}) < len(rows):
+        return "a set is an odd number of replicas, which name one set, each once"
+    if any(row.set in names for row in view.replicas.values()):
+        return f"there is a set '{min(names)}' already, of other replicas"
+    if len(view.replicas) + len(rows) > REPLICAS_MAX:
+        return f"there are {len(view.replicas)} replicas; all sets may have {REPLICAS_MAX}"
+    used = sorted(row.name for row in rows if row.name in view.replicas or row.name in view.removed)
+    return f"'{used[0]}' is or was a replica's name: give names never used before" if used else None
 
 
 # Names and times as strangers give them, and as messages show them.

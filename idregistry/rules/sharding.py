@@ -1,8 +1,8 @@
-"""The sharding configuration: which number of shards holds from which event time on (paper 2.2.2). Pure.
+"""The sharding configuration: which shards hold from which event time on (paper 2.2.2). Pure.
 
-start_us | shards        An event of time t belongs to the last interval that starts at or before t, and in
--inf     | 2             it to shard hash(id) modulo the interval's number. A new interval is only ever
-t2       | 6             appended, from a time at which no id is registered yet: no mapping changes.
+start_us | shards        An event of time t belongs to the last interval that starts at or before t, and there
+-inf     | 0 1           to the shard at hash(id) modulo their count in the interval's list. A new interval is
+t2       | 2 3 4 5       only ever appended, from a time at which no id is registered yet: no mapping changes.
 
 Copies of one event that an opaque id names may carry different times, at most the *spread* apart. So for as
 long after an interval's start, an opaque id is held in the shards of the earlier intervals too, which *guard*
@@ -32,6 +32,8 @@ HORIZON: Final = 7_258_118_400_000_000
 time that can't be never stands in the way of a new one."""
 
 SHARDS_MAX: Final = 4096
+LISTED_MAX: Final = 65_536
+"""Shards that all intervals list together: a configuration is a command."""
 INTERVALS_MAX: Final = 1024
 SPREAD_US_MAX: Final = 30 * 86_400_000_000
 
@@ -40,10 +42,10 @@ NOWHERE: Final = 1 << 32
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Events from `start_us` on, until the next interval's start, are spread over `shards` shards."""
+    """Events from `start_us` on, until the next interval's start, are spread over these shards."""
 
     start_us: int
-    shards: int
+    shards: tuple[int, ...]
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -62,27 +64,36 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
             raise ValueError(f"{len(self.intervals)} intervals, at most {INTERVALS_MAX}")
         if any(one.start_us >= other.start_us for one, other in pairwise(self.intervals)):
             raise ValueError("intervals must be in order of their starts")
-        if not all(1 <= interval.shards <= SHARDS_MAX for interval in self.intervals):
-            raise ValueError(f"an interval has 1 to {SHARDS_MAX} shards")
+        for shards in (interval.shards for interval in self.intervals):
+            if not shards or len({*shards}) < len(shards) or not 0 <= min(shards) <= max(shards) < SHARDS_MAX:
+                raise ValueError(f"an interval has 1 to {SHARDS_MAX} shards, each once")
+        if self.listed > LISTED_MAX:
+            raise ValueError(f"{self.listed} shards in all intervals, at most {LISTED_MAX}")
         if not 0 <= self.spread_us <= SPREAD_US_MAX:
             raise ValueError(f"a spread of {self.spread_us} us; it has 0 to {SPREAD_US_MAX}")
 
     @property
-    def shards(self) -> int:
-        """How many shards there must be: numbers 0 to one below it."""
-        return max(interval.shards for interval in self.intervals)
+    def shards(self) -> tuple[int, ...]:
+        """Those that there must be, in order."""
+        return tuple(sorted({shard for interval in self.intervals for shard in interval.shards}))
+
+    @property
+    def listed(self) -> int:
+        """Shards in all intervals, one that several list as often."""
+        return sum(len(interval.shards) for interval in self.intervals)
 
     def shard_of(self, ids: bytes, times: bytes) -> npt.NDArray[np.uint64]:
         """16 x N, 8 x N bytes -> N shard numbers."""
         hashes = hash_ids(ids)
         if len(self.intervals) == 1:
-            return hashes % np.uint64(self.intervals[0].shards)
+            return _among(self.intervals[0], hashes)
         starts = np.array([interval.start_us for interval in self.intervals], np.int64)
-        numbers = np.array([interval.shards for interval in self.intervals], np.uint64)
+        counts = np.array([len(interval.shards) for interval in self.intervals], np.uint64)
+        listed = np.array([shard for interval in self.intervals for shard in interval.shards], np.uint64)
         at = unpack_times(times)
         rows = np.searchsorted(starts, at, "right") - 1
         rows[at >= HORIZON] = 0
-        shard: npt.NDArray[np.uint64] = hashes % numbers[rows]
+        shard: npt.NDArray[np.uint64] = listed[(np.cumsum(counts) - counts)[rows] + hashes % counts[rows]]
         return shard
 
     @property
@@ -108,7 +119,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
             start_us = following.start_us
             if low < start_us + self.spread_us and high >= start_us:
                 near = (at >= start_us) & (at < min(start_us + self.spread_us, HORIZON)) & opaque_mask(ids)
-                guard = (hash_ids(ids) % np.uint64(interval.shards)).astype(np.int64)
+                guard = _among(interval, hash_ids(ids)).astype(np.int64)
                 columns.append(np.where(near & (guard != own), guard * 2 + 1, NOWHERE))
         if len(columns) == 1:
             return columns[0][:, None]
@@ -121,6 +132,12 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     def pack(self) -> bytes:
         """As it goes to clients."""
         return msgspec.msgpack.encode(self)
+
+
+def _among(interval: Interval, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    shards = np.array(interval.shards, np.uint64)
+    found: npt.NDArray[np.uint64] = shards[hashes % np.uint64(len(shards))]
+    return found
 
 
 def unpack_configuration(data: bytes) -> Configuration:
@@ -189,9 +206,10 @@ class Ownership:
         if at != bisect_right(self._starts, high_us) - 1 or self._starts[at] > known_us:
             return False
         shards = self.configuration.intervals[at].shards
-        if shards == 1:
-            return self._shard == 0
-        return bool((batch.hashes % np.uint64(shards) == self._shard).all())
+        if self._shard not in shards:
+            return False
+        place = shards.index(self._shard)
+        return len(shards) == 1 or bool((batch.hashes % np.uint64(len(shards)) == place).all())
 
     def owned(
         self, ids: bytes, times: bytes, counts: Sequence[int], routes: Sequence[Route]

@@ -121,6 +121,46 @@ def replace_replica(
         _wait_until_gone(client, old, wait)
 
 
+@click.command("add-set")
+@click.argument("name")
+@registry_options
+def add_set(name: str, named: Named) -> None:
+    """Let the set NAME in: the replicas that [replicas] of --config has with set = "NAME".
+
+    Start them before or after this: `photon registry serve --config photon.toml --name ...`. They hold
+    nothing until a resharding: `photon reshard N` spreads N shards over all sets, for events from then on.
+    """
+    from idregistry.rules.commands import Row
+    from photon.cluster.topology import topology_of
+
+    replicas = topology_of(named.settings).replicas if named.settings.replicas else []
+    rows = [Row(one.name, *one.raft_address, one.grpc, name) for one in replicas if one.set == name]
+    if not rows:
+        raise UsageError(f'no [replicas.NAME] of --config has set = "{name}": add them there')
+    others = tuple(one.grpc for one in replicas if one.set != name)
+    with replace(named.at(), addresses=others).client(TIMEOUT_S) as client:
+        client.add_set(name, rows)
+    click.echo(f"set {name} is there, with {', '.join(row.name for row in rows)}; next: photon reshard")
+
+
+@click.command("retire-set")
+@click.argument("name")
+@registry_options
+def retire_set(name: str, named: Named) -> None:
+    """Give the set NAME up: it gets no new shard, and is gone when the registry has forgotten what it holds.
+
+    Where it takes new events still, `photon reshard N` leaves it out. `photon status` shows what it has, and no
+    such set any more when its processes can be stopped.
+    """
+    with named.at().client(TIMEOUT_S) as client:
+        client.retire_set(name)
+        newest = client.configuration().intervals[-1].shards
+        directory = client.directory()
+    held = {shard for shard, home in zip(directory.shards, directory.homes, strict=True) if home == name}
+    more = f"; next: photon reshard {len(newest)}" if held & {*newest} else ""
+    click.echo(f"set {name} gets no new shard, and goes with its {len(held)} shards{more}")
+
+
 @click.command("release-hold")
 @click.argument("name")
 @registry_options

@@ -6,7 +6,7 @@ import click
 
 from photon.cli.dispatcher import init
 from photon.cli.options import path_option
-from photon.cli.registry import export, release_hold, replace_replica, scan
+from photon.cli.registry import add_set, export, release_hold, replace_replica, retire_set, scan
 from photon.cluster.roles import ROLES, Role, serve_role
 from photon.core.settings import PIPELINE_ROLES
 
@@ -37,6 +37,6 @@ def _group(role: Role) -> click.Group:
 
 GROUPS = {name: _group(role) for name, role in ROLES.items()}
 """Role -> its command."""
-for _command in (replace_replica, release_hold, scan, export):
+for _command in (replace_replica, add_set, retire_set, release_hold, scan, export):
     GROUPS["registry"].add_command(_command)
 GROUPS["dispatcher"].add_command(init)

@@ -121,6 +121,17 @@ def _shards(shards: Iterable[Status]) -> list[str]:
     return shown
 
 
+def _sets(sets: Mapping[str, Status]) -> list[str]:
+    """Where there is more than one; each replica tells of all."""
+    if len(sets) == 1:
+        return []
+    shown = []
+    for name, one in sets.items():
+        shards = f"shards {' '.join(map(str, one['shards']))}" if one["shards"] else "no shards"
+        shown.append(f"set {name}: {shards}" + (", RETIRING" if one["retiring"] else ""))
+    return shown
+
+
 def _lease(lease: Status) -> list[str]:
     """Only its trouble: while it runs there is nothing to tell."""
     if lease["fenced"]:
@@ -191,6 +202,7 @@ def _told(value: object) -> list[str]:
 _SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "directory": _directory,
     "shards": _shards,
+    "sets": _sets,
     "lease": _lease,
     "account": _account,
     "gone_joiners": _gone_joiners,

@@ -114,7 +114,7 @@ def registered(topology: Topology, packed: bytes, ended: Path | None = None) -> 
         if ended is not None:
             registry = held.enter_context(asked_registry(Named(ended))).registry
         client = held.enter_context(registry.client(TIMEOUT_S))
-        for shard in range(client.configuration().shards):
+        for shard in client.configuration().shards:
             for part in client.scan(shard, timeout_s=SCAN_S_MAX):
                 row = _row_of(part.ids, packed)
                 if row is None:

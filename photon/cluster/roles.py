@@ -193,7 +193,7 @@ def _registry(topology: "Topology", process: "Process", network: "Network", fail
         name=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),
         raft_listen=_raft_listen(me, network),
-        rows={r.name: Row(r.name, *r.raft_address, r.grpc) for r in topology.replicas},
+        rows={r.name: Row(r.name, *r.raft_address, r.grpc, r.set) for r in topology.replicas},
         directory=Path(me.directory),
         secret=bytes.fromhex(topology.secret),
         joining=me.joining,

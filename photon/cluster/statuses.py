@@ -55,11 +55,11 @@ class Sample:
         return [name for name, status in self.statuses.items() if status is None and name.startswith(roles)]
 
     def has_quorum(self) -> bool:
-        """The registry's directory, and each of its shards, in the words of one replica."""
-        return any(
-            replica["directory"]["has_quorum"] and all(shard["has_quorum"] for shard in replica["shards"])
-            for replica in self.of("registry")
-        )
+        """The registry's directory, and each of its shards, by what any replica says."""
+        replicas = self.of("registry")
+        led = {shard["shard"] for one in replicas for shard in one["shards"] if shard["has_quorum"]}
+        wanted = {shard for one in replicas for shard in one["shards_expected"]}
+        return any(one["directory"]["has_quorum"] for one in replicas) and wanted <= led
 
 
 class StatusReader:

@@ -34,6 +34,8 @@ from photon.rpc.network import Network, load_tls
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
 REGISTRY: Final = "registry"
+MAIN: Final = "main"
+"""The set of registry replicas that has the directory (idregistry.rules.sets)."""
 SECRET_BYTES_MIN: Final = 16
 
 _OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
@@ -140,15 +142,16 @@ class Topology:
         """What to warn of where the loss of one region would take the registry's majority with it."""
         if not self.regions:
             return None
-        of_region = Counter(self.regions.get(replica.datacenter) for replica in self.replicas)
-        region, count = of_region.most_common(1)[0]
-        if count <= len(self.replicas) // 2:
-            return None
-        return (
-            f"{count} of {len(self.replicas)} registry replicas are in region {region}: if it is lost, "
-            "nothing can be registered anywhere; spread them over three regions ([replicas], "
-            "datacenters.NAME.region)"
-        )
+        for name in sorted({replica.set for replica in self.replicas}):
+            regions = [self.regions.get(one.datacenter) for one in self.replicas if one.set == name]
+            region, count = Counter(regions).most_common(1)[0]
+            if count > len(regions) // 2:
+                return (
+                    f"{count} of {len(regions)} registry replicas are in region {region}: if it is lost, "
+                    "nothing can be registered anywhere; spread them over three regions ([replicas], "
+                    "datacenters.NAME.region)"
+                )
+        return None
 
     def replica(self, name: str) -> Replica:
         return _named(self.replicas, [r.name for r in self.replicas], name, "registry replica")
@@ -384,10 +387,7 @@ def _check(settings: Settings) -> None:
         raise SettingsError(
             "the settings name no registry replica: add [replicas.NAME] with datacenter, grpc and raft"
         )
-    if len(settings.replicas) % 2 == 0:
-        raise SettingsError(
-            "[replicas] names an even number of replicas: one more or less tolerates as many failures"
-        )
+    _check_sets(settings)
     for section, names in (("replicas", settings.replicas), ("datacenters", settings.datacenters)):
         for name in names:
             if not _NAME.fullmatch(name):
@@ -414,6 +414,22 @@ def _check(settings: Settings) -> None:
         _check_pipeline(name, datacenter)
     _check_apart(settings)
     _check_via(settings)
+
+
+def _check_sets(settings: Settings) -> None:
+    sets = Counter(replica.set for replica in settings.replicas.values())
+    if MAIN not in sets:
+        raise SettingsError(f"[replicas] names no replica of the set '{MAIN}', which has the directory")
+    for name, count in sets.items():
+        if not _NAME.fullmatch(name):
+            raise SettingsError(
+                f"[replicas] set {name!r}: a name has lower-case letters, digits, '-' and '_', 63 at most"
+            )
+        if count % 2 == 0:
+            raise SettingsError(
+                f"[replicas] names an even number of replicas (set '{name}'): one more or less tolerates as "
+                "many failures"
+            )
 
 
 def _check_pipeline(name: str, place: DatacenterPlace) -> None:

@@ -142,6 +142,8 @@ class ReplicaPlace:
     datacenter: str
     grpc: str
     raft: str
+    set: str = "main"
+    """Whose shards it hosts; the directory is of the set `main`."""
     listen_grpc: str = ""
     listen_raft: str = ""
     """What it binds, if not these (a proxy, a mapped port)."""

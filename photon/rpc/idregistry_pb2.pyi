@@ -125,19 +125,21 @@ class DirectoryRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("name", "raft_host", "raft_port", "grpc")
+    __slots__ = ("name", "raft_host", "raft_port", "grpc", "set")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RAFT_HOST_FIELD_NUMBER: _ClassVar[int]
     RAFT_PORT_FIELD_NUMBER: _ClassVar[int]
     GRPC_FIELD_NUMBER: _ClassVar[int]
+    SET_FIELD_NUMBER: _ClassVar[int]
     name: str
     raft_host: str
     raft_port: int
     grpc: str
-    def __init__(self, name: _Optional[str] = ..., raft_host: _Optional[str] = ..., raft_port: _Optional[int] = ..., grpc: _Optional[str] = ...) -> None: ...
+    set: str
+    def __init__(self, name: _Optional[str] = ..., raft_host: _Optional[str] = ..., raft_port: _Optional[int] = ..., grpc: _Optional[str] = ..., set: _Optional[str] = ...) -> None: ...
 
 class DirectoryResponse(_message.Message):
-    __slots__ = ("configuration", "replicas", "leaders", "abandoned_why", "removed", "led", "identity", "holders")
+    __slots__ = ("configuration", "replicas", "leaders", "abandoned_why", "removed", "led", "identity", "holders", "shards", "homes")
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LEADERS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +148,8 @@ class DirectoryResponse(_message.Message):
     LED_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    HOMES_FIELD_NUMBER: _ClassVar[int]
     configuration: bytes
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     leaders: _containers.RepeatedScalarFieldContainer[str]
@@ -154,7 +158,9 @@ class DirectoryResponse(_message.Message):
     led: bool
     identity: bytes
     holders: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+    shards: _containers.RepeatedScalarFieldContainer[int]
+    homes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ..., shards: _Optional[_Iterable[int]] = ..., homes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("address", "incarnation", "lease_s", "settings")
@@ -244,6 +250,18 @@ class ReplaceResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetRequest(_message.Message):
+    __slots__ = ("add", "retire")
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    RETIRE_FIELD_NUMBER: _ClassVar[int]
+    add: _containers.RepeatedCompositeFieldContainer[Replica]
+    retire: str
+    def __init__(self, add: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., retire: _Optional[str] = ...) -> None: ...
+
+class SetResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class HoldRequest(_message.Message):
     __slots__ = ("name", "oldest_us", "release")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -269,10 +287,34 @@ class NowRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NowResponse(_message.Message):
-    __slots__ = ("now_us",)
+    __slots__ = ("now_us", "shards")
     NOW_US_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     now_us: int
-    def __init__(self, now_us: _Optional[int] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardNow]
+    def __init__(self, now_us: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardNow, _Mapping]]] = ...) -> None: ...
+
+class ShardNow(_message.Message):
+    __slots__ = ("group", "latest_us", "boundary_us", "fences", "prepared_version", "prepared_start_us", "prepared_fits", "voters", "learners")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LATEST_US_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_US_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_START_US_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FITS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    latest_us: int
+    boundary_us: int
+    fences: int
+    prepared_version: int
+    prepared_start_us: int
+    prepared_fits: bool
+    voters: _containers.RepeatedScalarFieldContainer[str]
+    learners: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[int] = ..., latest_us: _Optional[int] = ..., boundary_us: _Optional[int] = ..., fences: _Optional[int] = ..., prepared_version: _Optional[int] = ..., prepared_start_us: _Optional[int] = ..., prepared_fits: _Optional[bool] = ..., voters: _Optional[_Iterable[str]] = ..., learners: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

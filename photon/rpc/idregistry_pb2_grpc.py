@@ -103,6 +103,11 @@ class IdRegistryStub:
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.HoldRequest.SerializeToString,
                 response_deserializer=photon_dot_rpc_dot_idregistry__pb2.HoldResponse.FromString,
                 _registered_method=True)
+        self.Set = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Set',
+                request_serializer=photon_dot_rpc_dot_idregistry__pb2.SetRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.SetResponse.FromString,
+                _registered_method=True)
         self.Now = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Now',
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.NowRequest.SerializeToString,
@@ -165,7 +170,7 @@ class IdRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """The leader of the directory answers the next seven; another replica says who leads.
+        """The leader of the directory answers the next eight; another replica says who leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,8 +213,15 @@ class IdRegistryServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Set(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Now(self, request, context):
-        """The replica's clock: what a leader compares its own with before it lets ids expire.
+        """The replica's clock, and its shards: what a leader compares its own clock with before it lets ids expire, and what
+        the directory's leader goes by where shards are hosted elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -288,6 +300,11 @@ def add_IdRegistryServicer_to_server(servicer, server):
                     servicer.Hold,
                     request_deserializer=photon_dot_rpc_dot_idregistry__pb2.HoldRequest.FromString,
                     response_serializer=photon_dot_rpc_dot_idregistry__pb2.HoldResponse.SerializeToString,
+            ),
+            'Set': grpc.unary_unary_rpc_method_handler(
+                    servicer.Set,
+                    request_deserializer=photon_dot_rpc_dot_idregistry__pb2.SetRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.SetResponse.SerializeToString,
             ),
             'Now': grpc.unary_unary_rpc_method_handler(
                     servicer.Now,
@@ -655,6 +672,33 @@ class IdRegistry:
             '/photon.idregistry.v1.IdRegistry/Hold',
             photon_dot_rpc_dot_idregistry__pb2.HoldRequest.SerializeToString,
             photon_dot_rpc_dot_idregistry__pb2.HoldResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Set(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Set',
+            photon_dot_rpc_dot_idregistry__pb2.SetRequest.SerializeToString,
+            photon_dot_rpc_dot_idregistry__pb2.SetResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -213,7 +213,7 @@ def abandon(
     configuration = client.configuration()
     published = take_back(job, place)
     released = 0
-    for shard in range(configuration.shards):
+    for shard in configuration.shards:
         for scanned in client.scan(shard, timeout_s=SCAN_S_MAX, fresh=True):
             released += _release(client, configuration, shard, scanned, job, published)
     return Abandoned(released, len(published))

@@ -159,7 +159,7 @@ def _read_registry(engine: Engine, question: Question, terms: Terms) -> Terms:
     elif question.registry:
         began_us = SystemClock().now_us()
         scan = partial(_scan, question.registry, question.scan_timeout_s)
-        backfills = engine.spread_plan(range(shards_of(question.registry)), scan, BY_ID)
+        backfills = engine.spread_plan(shards_of(question.registry), scan, BY_ID)
         # Of one whose lease is over by now, all that it publishes is listed below.
         states = _leases([unsigned(one) for one in backfills], question.registry)
         running = tuple(signed(one) for one, lease in states.items() if lease == "runs")

@@ -49,7 +49,7 @@ class Backends(joiner_pb2_grpc.JoinerServicer, idregistry_pb2_grpc.IdRegistrySer
         )
 
     def GetDirectory(self, request, context):
-        one_shard = Configuration(1, (Interval(BEGINNING, 1),))
+        one_shard = Configuration(1, (Interval(BEGINNING, (0,)),))
         identity = bytes.fromhex(self.registry.founded)
         return idregistry_pb2.DirectoryResponse(configuration=one_shard.pack(), led=True, identity=identity)
 

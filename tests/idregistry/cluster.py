@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from idregistry.client import RegistryClient
+from idregistry.rules.commands import Row
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 from tests.forked import Child
@@ -33,6 +34,8 @@ class Cluster(Processes):
         """Where the others reach each replica's log."""
         self._settings = {"shards": shards, **settings}
         self._joining: set[str] = set()
+        self.sets: dict[str, str] = {}
+        """Replica -> its set, where that is not the main one."""
         self._clients: list[RegistryClient] = []
         self._give_ports(*NODES)
         self._statuses: dict[str, RegistryClient] = {}
@@ -50,7 +53,7 @@ class Cluster(Processes):
 
     def start(self, *nodes: str) -> None:
         for node in nodes or NODES:
-            known = {*NODES, node}
+            known = {*NODES, *self.sets, node}
             given = {
                 "node": node,
                 "grpc": {name: address for name, address in self.grpc.items() if name in known},
@@ -60,6 +63,7 @@ class Cluster(Processes):
                 "log": str(self.log(node)),
                 "settings": self._settings,
                 "joining": node in self._joining,
+                "sets": self.sets,
                 "forget_after_s": self._forget_after_s,
             }
             self._processes[node] = Child(replica.main, given, told=self.log(node))
@@ -70,6 +74,17 @@ class Cluster(Processes):
         self._joining.add(node)
         self.start(node)
         return f"127.0.0.1:{self.raft[node]}", self.grpc[node]
+
+    def add_set(self, name: str) -> list[str]:
+        """Three replicas of a new set, started, before the directory knows them."""
+        nodes = [f"{name}{number}" for number in range(3)]
+        self._give_ports(*nodes)
+        self.sets |= dict.fromkeys(nodes, name)
+        self.start(*nodes)
+        return nodes
+
+    def rows(self, *nodes: str) -> list[Row]:
+        return [Row(node, "127.0.0.1", self.raft[node], self.grpc[node], self.sets[node]) for node in nodes]
 
     def lose(self, node: str) -> None:
         """The machine is gone, disk and all."""

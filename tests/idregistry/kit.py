@@ -79,7 +79,7 @@ def commit_command(*segments: tuple[bytes, Iterable[int]], time_us: int = NOW_US
 
 def one_shard(shards: int = 1, version: int = 1) -> Configuration:
     """The same number of shards at all times."""
-    return Configuration(version, (Interval(BEGINNING, shards),))
+    return Configuration(version, (Interval(BEGINNING, tuple(range(shards))),))
 
 
 def row(name: str) -> Row:

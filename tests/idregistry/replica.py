@@ -41,7 +41,10 @@ def main(replica: dict[str, Any]) -> None:
         node,
         grpc[node],
         ("127.0.0.1", replica["raft"]),
-        {name: Row(name, "127.0.0.1", port, grpc[name]) for name, port in replica["dialed"].items()},
+        {
+            name: Row(name, "127.0.0.1", port, grpc[name], replica["sets"].get(name, "main"))
+            for name, port in replica["dialed"].items()
+        },
         Path(replica["directory"]),
         b"test secret",
         joining=replica["joining"],

@@ -137,11 +137,11 @@ class Model:
         known = [one for one in intervals if one.start_us <= time_us] if time_us < HORIZON else [intervals[0]]
         if time_us < HORIZON and known[-1].start_us > route.known_us:
             return True
-        own = number % known[-1].shards
+        own = number % len(known[-1].shards)
         if not route.guard:
             return own != self.shard
         guards = {
-            number % earlier.shards
+            number % len(earlier.shards)
             for earlier, following in pairwise(known)
             if time_us < following.start_us + self.configuration.spread_us
         }
@@ -235,8 +235,8 @@ def of_segments(
 def configures(draw: st.DrawFn) -> Configure:
     starts = draw(st.lists(st.integers(-6, 6), unique=True, max_size=2))
     shards = st.sampled_from([1, 1, 2])
-    intervals = [Interval(start * BUCKET_US, draw(shards)) for start in sorted(starts)]
-    first = Interval(BEGINNING, draw(shards))
+    intervals = [Interval(start * BUCKET_US, tuple(range(draw(shards)))) for start in sorted(starts)]
+    first = Interval(BEGINNING, tuple(range(draw(shards))))
     return Configure(NOW_US, Configuration(draw(st.integers(1, 5)), (first, *intervals), 2 * BUCKET_US))
 
 

@@ -7,10 +7,10 @@ from concurrent import futures
 import grpc
 import pytest
 
+from idregistry.peers import Peers
 from idregistry.rules.commands import Boundary, Row, encode
 from idregistry.rules.directory import View
-from idregistry.rules.placement import DAY_US, boundary_due, command_due
-from idregistry.server import ClockWatch
+from idregistry.rules.steward import DAY_US, boundary_due, command_due
 from photon.core.clock import ManualClock
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer, add_IdRegistryServicer_to_server
@@ -49,7 +49,7 @@ class Watched:
         rows = {name: Row(name, "h", 1, other.address) for name, other in self.others.items()}
         self.rows: dict[str, Row] = {"r0": Row("r0", "h", 1, "h:1"), **rows}
         self.clock = SteppedClock(NOW_US)
-        self.watch = ClockWatch("r0", lambda: self.rows, self.clock)
+        self.watch = Peers("r0", lambda: self.rows, self.clock)
 
     def ahead_s(self) -> float | None:
         trusted_us = self.watch.trusted_us()

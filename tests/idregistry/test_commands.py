@@ -72,9 +72,10 @@ def test_segments_that_do_not_fit_their_ids_are_refused(kind: type[Commit | Rele
 
 def test_a_table_of_configuration_that_can_not_be_is_refused() -> None:
     whole = encode(Configure(0, one_shard(5)))
-    assert whole.endswith(b"\x05\x00")
-    with pytest.raises(CommandError, match="shards"):
-        decode(whole[:-2] + b"\0\0")
+    assert whole.endswith(b"\x95\x00\x01\x02\x03\x04\x00")
+    for shards in (b"\x90", b"\x92\x07\x07", b"\x91\xcd\x10\x00"):
+        with pytest.raises(CommandError, match="an interval has 1 to 4096 shards, each once"):
+            decode(whole[:-7] + shards + b"\0")
     with pytest.raises(CommandError, match="spread"):
         decode(whole[:-1] + b"\xff")
 

@@ -31,9 +31,9 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.directory import DirectoryState, Proposal, View, group_of, shard_of_group
-from idregistry.rules.placement import command_due
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration
 from idregistry.rules.state import ShardState
+from idregistry.rules.steward import command_due
 from photon.core import protocol
 from photon.core.columns import pack_times, take_ids, take_times
 from photon.core.errors import CorruptStateError
@@ -78,7 +78,7 @@ class Directory:
 def test_it_is_founded_once() -> None:
     directory = Directory(3)
     assert directory.put(Found(NOW_US, 5, ROWS[:1], bytes(16))) is False
-    assert directory.configuration.shards == 3
+    assert directory.configuration.shards == (0, 1, 2)
     assert directory.view.founders == dict.fromkeys(range(3), ("r0", "r1", "r2"))
     assert [directory.view.group(n) for n in range(3)] == [1, 2, 3]
     assert directory.view.identity == IDENTITY
@@ -87,11 +87,11 @@ def test_it_is_founded_once() -> None:
 def test_a_new_number_holds_only_once_it_is_adopted_and_then_there_are_its_shards() -> None:
     directory = Directory(2)
     start_us = NOW_US + 2 * SKEW_US
-    assert directory.propose(6, start_us) == Proposal(2, start_us, 6)
+    assert directory.propose(6, start_us) == Proposal(2, start_us, dict.fromkeys(range(6), "main"))
     assert (directory.view.version, len(directory.view.founders)) == (1, 2)
     assert directory.put(Adopt(NOW_US, 3)) is False, "another version's"
     assert directory.put(Adopt(NOW_US, 2)) is True
-    assert [(i.start_us, i.shards) for i in directory.configuration.intervals] == [
+    assert [(i.start_us, len(i.shards)) for i in directory.configuration.intervals] == [
         (BEGINNING, 2),
         (start_us, 6),
     ]
@@ -104,7 +104,7 @@ def test_an_abandoned_proposal_changes_nothing_but_the_version_and_says_why() ->
     directory.propose(6, NOW_US + 2 * SKEW_US)
     assert directory.put(Abandon(NOW_US, 2, "shard 1 is away")) is True
     assert directory.view.abandoned == (2, "shard 1 is away")
-    assert [i.shards for i in directory.configuration.intervals] == [2]
+    assert [len(i.shards) for i in directory.configuration.intervals] == [2]
     assert directory.view.version == 2
     assert directory.put(Adopt(NOW_US, 2)) is False
     assert isinstance(directory.propose(6, NOW_US + 2 * SKEW_US), Proposal)
@@ -153,7 +153,7 @@ def test_an_interval_goes_when_every_boundary_has_passed_it_and_its_shards_with_
     assert directory.put(Trim(NOW_US, 2, start_us - 1)) is False
     assert directory.put(Trim(NOW_US, 1, start_us)) is False, "found true for an older table"
     assert directory.put(Trim(NOW_US, 2, start_us)) is True
-    assert [(i.start_us, i.shards) for i in directory.configuration.intervals] == [(BEGINNING, 3)]
+    assert [(i.start_us, len(i.shards)) for i in directory.configuration.intervals] == [(BEGINNING, 3)]
     assert sorted(directory.view.founders) == [0, 1, 2]
     assert [directory.view.is_retired(group) for group in range(1, 8)] == [False] * 3 + [True] * 3 + [False]
 
@@ -187,7 +187,7 @@ def test_a_replica_is_replaced_and_its_name_is_never_taken_again() -> None:
     new = row("r3")
     assert directory.put(Replace(NOW_US, "r1", new)) is True
     assert directory.put(Replace(NOW_US, "r1", new)) is True, "asked again"
-    assert directory.view.staying == ("r0", "r2", "r3")
+    assert directory.view.staying("main") == ("r0", "r2", "r3")
     assert set(directory.view.replicas) == {"r0", "r1", "r2", "r3"}, "the old one still counts in its groups"
     assert directory.put(Gone(NOW_US, "r0")) is False
     assert directory.put(Gone(NOW_US, "r1")) is True
@@ -208,7 +208,7 @@ def test_a_cancelled_replacement_is_turned_round_and_then_another_may_begin() ->
     assert isinstance(directory.put(Cancel(NOW_US, "r1")), Rejected), "that is the old one"
     assert directory.put(Cancel(NOW_US, "r3")) is True
     assert directory.put(Cancel(NOW_US, "r3")) is True, "asked again"
-    assert directory.view.staying == ("r0", "r1", "r2")
+    assert directory.view.staying("main") == ("r0", "r1", "r2")
     assert isinstance(directory.put(Replace(NOW_US, "r1", row("r4"))), Rejected)
     assert directory.put(Gone(NOW_US, "r1")) is False
     assert directory.put(Gone(NOW_US, "r3")) is True

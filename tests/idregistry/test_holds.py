@@ -8,7 +8,7 @@ from idregistry.coordinator import HOLDING_SHOWN, Report
 from idregistry.rules.commands import Boundary, Hold, Rejected, encode
 from idregistry.rules.directory import HOLDS_MAX, DirectoryState
 from idregistry.rules.packing import NO_BOUNDARY
-from idregistry.rules.placement import DAY_US, HOLD_STEP_US, boundary_due, hold_due
+from idregistry.rules.steward import DAY_US, HOLD_STEP_US, boundary_due, hold_due
 from photon.core.errors import UsageError
 from photon.core.fates import Registered
 from photon.core.settings import Registry

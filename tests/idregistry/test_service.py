@@ -512,7 +512,7 @@ def test_a_registry_that_has_no_configuration_yet_is_waited_for(
         return answer
 
     monkeypatch.setattr(client._rounds.routes, "ask", asks)
-    assert client.configuration().shards == 2
+    assert client.configuration().shards == (0, 1)
     assert len(asked) == 3
 
 

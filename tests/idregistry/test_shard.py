@@ -20,8 +20,8 @@ from idregistry.rules.commands import (
 )
 from idregistry.rules.directory import DirectoryState, group_of
 from idregistry.rules.packing import BATCH_BYTES_MAX, BUCKET_US, IDS_MAX, NO_BOUNDARY, request_bytes
-from idregistry.rules.placement import DAY_US, LEAP_EVERY_S, boundary_due, majority_time_us, reached_us
 from idregistry.rules.sharding import BEGINNING
+from idregistry.rules.steward import DAY_US, LEAP_EVERY_S, boundary_due, majority_time_us, reached_us
 from idregistry.shard import (
     Answer,
     Ask,

@@ -47,7 +47,7 @@ class World:
     def __init__(self, seed: int, *shards: int, spread_us: int = SPREAD_US) -> None:
         self.rng = random.Random(seed)
         self.clock = ManualClock()
-        self.configuration = Configuration(1, (Interval(BEGINNING, shards[0]),), spread_us)
+        self.configuration = Configuration(1, (Interval(BEGINNING, tuple(range(shards[0]))),), spread_us)
         self.shards = {number: ShardState(number) for number in range(max(shards))}
         for number in range(shards[0]):
             self.apply(number, Configure(NOW_US, self.configuration))
@@ -70,16 +70,16 @@ class World:
         now = self.configuration
         version = now.version + 1
         fits = []
-        for number in range(now.shards):
+        for number in now.shards:
             turn()
             self.apply(number, Prepare(NOW_US, version, start_us))
             prepared = self.shards[number].prepared
             assert prepared is not None
             fits.append(prepared.fits)
-        added = (Interval(start_us, shards),) if all(fits) else ()
+        added = (Interval(start_us, tuple(range(shards))),) if all(fits) else ()
         turn()
         self.configuration = Configuration(version, now.intervals + added, now.spread_us)
-        numbers = list(range(self.configuration.shards))
+        numbers = list(self.configuration.shards)
         self.rng.shuffle(numbers)
         for number in numbers:
             turn()
@@ -345,7 +345,7 @@ def story(seed: int, seen: dict[str, int]) -> None:
     for keys in tried.values():
         assert all(won[key] for key in keys if key not in doubtful), f"{seed}: each copy lost to another"
     seen["guarded"] += any(guard for rows in world.holders().values() for _, guard in rows)
-    for shard in range(world.configuration.shards):
+    for shard in world.configuration.shards:
         world.apply(shard, Fences(NOW_US, 0, tuple(fenced)))
     recover(world, times, fenced)
     client = client_of(world)

@@ -215,7 +215,7 @@ def test_without_a_configuration_nothing_is_decided() -> None:
 
 def test_ids_of_other_shards_are_misrouted_and_not_registered() -> None:
     """2.2.2; each id belongs to one shard of its interval."""
-    configuration = Configuration(1, (Interval(BEGINNING, 2), Interval(NOW_US, 3)))
+    configuration = Configuration(1, (Interval(BEGINNING, (0, 1)), Interval(NOW_US, (0, 1, 2))))
     numbers = list(range(60))
     for time_us, shards in ((NOW_US - 1, 2), (NOW_US, 3), (HORIZON, 2)):
         states = [ShardState(shard) for shard in range(4)]
@@ -229,7 +229,7 @@ def test_ids_of_other_shards_are_misrouted_and_not_registered() -> None:
 
 
 def test_a_batch_that_spans_two_intervals_is_routed_row_by_row() -> None:
-    configuration = Configuration(1, (Interval(BEGINNING, 1), Interval(NOW_US, 2)))
+    configuration = Configuration(1, (Interval(BEGINNING, (0,)), Interval(NOW_US, (0, 1))))
     state = ShardState(1)
     state.apply(encode(Configure(NOW_US, configuration)))
     ids = event_ids(*range(40))
@@ -242,7 +242,7 @@ def test_a_batch_that_spans_two_intervals_is_routed_row_by_row() -> None:
 
 def test_small_batches_are_routed_as_single_ids_are() -> None:
     """What is true of all ids of a batch under one interval need not be under the other."""
-    configuration = Configuration(1, (Interval(BEGINNING, 2), Interval(NOW_US, 3)))
+    configuration = Configuration(1, (Interval(BEGINNING, (0, 1)), Interval(NOW_US, (0, 1, 2))))
     for number in range(60):
         ids = event_ids(number, number + 100)
         for times in (
@@ -274,7 +274,7 @@ def test_a_prepared_interval_takes_nothing_until_it_is_decided() -> None:
 
 def test_a_configuration_never_goes_back_and_an_old_proposal_is_ignored() -> None:
     state = new_state()
-    newer = Configuration(5, (Interval(BEGINNING, 1), Interval(NOW_US, 3)))
+    newer = Configuration(5, (Interval(BEGINNING, (0,)), Interval(NOW_US, (0, 1, 2))))
     assert state.apply(encode(Configure(NOW_US, newer))) == 5
     assert state.apply(encode(Configure(NOW_US, one_shard(version=5)))) == 5
     assert state.configuration == newer

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from idregistry.rules import table as idtable
 from idregistry.rules.commands import Boundary, Commit, Fences, Release, encode
 from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.placement import DAY_US
 from idregistry.rules.state import ShardState
+from idregistry.rules.steward import DAY_US
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
 from photon.core.ids import Token

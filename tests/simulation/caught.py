@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from idregistry.rules.placement import DAY_US
+from idregistry.rules.steward import DAY_US
 from tests.raft import test_guards, test_journal, test_replica
 from tests.simulation.cluster import Plan
 from tests.simulation.faults import ACTS, Profile

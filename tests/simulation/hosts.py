@@ -15,9 +15,9 @@ from idregistry import service as service_module
 from idregistry.coordinator import Coordinator, Hosting
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
-from idregistry.rules.placement import reached_us
 from idregistry.rules.sharding import BEGINNING
 from idregistry.rules.state import ShardState
+from idregistry.rules.steward import reached_us
 from idregistry.service import IdRegistryService
 from idregistry.shard import Shard
 from photon.core.errors import CorruptStateError, StorageError

@@ -9,7 +9,7 @@ from idregistry.coordinator import Hosting
 from idregistry.rules import directory, table
 from idregistry.rules.directory import View
 from idregistry.rules.packing import Holders
-from idregistry.rules.placement import DAY_US, boundary_due
+from idregistry.rules.steward import DAY_US, boundary_due
 from idregistry.shard import Shard
 from photon.raft import sender
 from photon.raft import snapshot as snapshots

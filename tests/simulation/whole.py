@@ -16,7 +16,7 @@ from pysyncobj import syncobj
 
 from idregistry.client import RegistryClient
 from idregistry.rules.directory import DIRECTORY_GROUP
-from idregistry.rules.placement import DAY_US
+from idregistry.rules.steward import DAY_US
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError, UsageError
 from photon.core.ids import ID_BYTES, Token

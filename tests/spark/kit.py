@@ -137,6 +137,7 @@ class RealRegistry:
             "log": str(directory / "r0.log"),
             "settings": {"shards": shards, "replicas": 1, **settings},
             "joining": False,
+            "sets": {},
             "tls": tls and [str(tls.cert), str(tls.key), str(tls.ca), tls.name],
         }
         self._process = Child(replica.main, given)

@@ -425,7 +425,11 @@ def test_an_id_is_led_to_its_shard_and_to_that_which_guards_it_where_a_reshardin
     from tests.idregistry.kit import opaque_id
 
     hour_us = 3_600_000_000
-    intervals = Interval(BEGINNING, 2), Interval(10 * hour_us + 7, 5), Interval(11 * hour_us + 9, 3)
+    intervals = (
+        Interval(BEGINNING, (0, 1)),
+        Interval(10 * hour_us + 7, (0, 1, 2, 3, 4)),
+        Interval(11 * hour_us + 9, (0, 1, 2)),
+    )
     configuration = Configuration(3, intervals, hour_us)
     rng = np.random.default_rng(3)
     ids = b"".join(map(opaque_id, range(300)))

@@ -356,18 +356,16 @@ class FaultSystem:
         while True:
             self.poll()
             try:
-                shards = {i.shards for i in self.registry().configuration().intervals}
+                shards = self.registry().configuration().shards
                 found = [
-                    self._scan(replica.name, replica.grpc, shard)
-                    for shard in range(max(shards))
-                    for replica in named
+                    self._scan(replica.name, replica.grpc, shard) for shard in shards for replica in named
                 ]
             except UnavailableError:
                 if time.monotonic() > until:
                     raise
             else:
                 digests = {(scan.shard, scan.digest()) for scan in found}
-                if len(digests) == max(shards) or time.monotonic() > until:
+                if len(digests) == len(shards) or time.monotonic() > until:
                     return found
             time.sleep(0.2)
 

@@ -4,7 +4,8 @@ import pytest
 
 from idregistry.rules.commands import Cancel, Found, Replace
 from idregistry.rules.directory import DirectoryState, View
-from idregistry.rules.placement import Steward, change_due, is_replaced, successor
+from idregistry.rules.sets import MAIN
+from idregistry.rules.steward import Steward, change_due, is_replaced, successor
 from photon.core.clock import ManualClock
 from photon.raft.port import Change, ChangeKind, Members, Status
 from tests.idregistry.fake_log import FakeLog
@@ -13,7 +14,7 @@ from tests.idregistry.kit import NOW_US, ROWS, directory, row
 ADD, PROMOTE, REMOVE = ChangeKind
 
 
-FOUND = Found(NOW_US, 1, ROWS, bytes(16))
+FOUND = Found(NOW_US, 2, ROWS, bytes(16))
 
 
 def view(replacing: tuple[str, str] | None = None) -> View:
@@ -47,7 +48,7 @@ def test_the_new_one_learns_then_votes_then_the_old_one_goes(
 def test_a_leader_that_must_go_hands_over_instead_of_removing_itself() -> None:
     members = Members(("r0", "r1", "r2", "r3"))
     assert change_due(members, ("r1", "r2", "r3"), "r0", {}) is None
-    leaving = view(("r0", "r3"))
+    leaving = view(("r0", "r3")).staying(MAIN)
     assert successor(0, status("r0", members.voters, {"r1": 0, "r2": 8}), leaving, ()) == "r1"
     assert successor(0, status("r0", members.voters, {"r1": 9, "r2": 8}), leaving, ()) == "r2", (
         "r1 has nothing"
@@ -57,7 +58,10 @@ def test_a_leader_that_must_go_hands_over_instead_of_removing_itself() -> None:
 def test_shards_are_led_in_turn_or_by_those_preferred() -> None:
     def leads(turn: int, leaders: tuple[str, ...] = ()) -> str:
         near = dict.fromkeys(("r0", "r1", "r2"), 0)
-        return successor(turn, status("r9", ("r0", "r1", "r2", "r9"), near), view(), leaders) or "r9"
+        return (
+            successor(turn, status("r9", ("r0", "r1", "r2", "r9"), near), view().staying(MAIN), leaders)
+            or "r9"
+        )
 
     assert [leads(turn) for turn in range(4)] == ["r0", "r1", "r2", "r0"]
     assert [leads(turn, ("r2", "r1")) for turn in range(3)] == ["r2", "r1", "r2"]
@@ -66,24 +70,40 @@ def test_shards_are_led_in_turn_or_by_those_preferred() -> None:
 
 @pytest.mark.parametrize("behind", [{}, {"r1": 100_000}, {"r1": 9}])
 def test_a_preferred_replica_that_is_away_or_far_behind_is_not_waited_for(behind: dict[str, int]) -> None:
-    assert successor(1, status("r0", ("r0", "r1", "r2"), behind), view(), ()) is None
+    assert successor(1, status("r0", ("r0", "r1", "r2"), behind), view().staying(MAIN), ()) is None
 
 
 def test_a_replica_is_gone_when_no_group_has_it() -> None:
     done, not_yet = Members(("r0", "r2", "r3")), Members(("r0", "r1", "r2"), ("r3",))
-    assert is_replaced([done, done], ("r1", "r3"))
-    assert not is_replaced([done, not_yet], ("r1", "r3"))
-    assert not is_replaced([done, Members(("r0", "r2"))], ("r1", "r3"))
+    assert is_replaced([done], done, ("r1", "r3"), MAIN)
+    assert not is_replaced([not_yet], done, ("r1", "r3"), MAIN)
+    assert not is_replaced([done], not_yet, ("r1", "r3"), MAIN)
+    assert not is_replaced([Members(("r0", "r2"))], done, ("r1", "r3"), MAIN)
+
+
+def test_one_of_another_set_is_gone_when_neither_its_shards_nor_the_directory_have_it() -> None:
+    done = Members(("s0", "s2", "s3"))
+    assert is_replaced([done], Members(("r0", "r1", "r2"), ("s0", "s2")), ("s1", "s3"), "b")
+    assert not is_replaced([done], Members(("r0", "r1", "r2"), ("s0", "s1", "s2")), ("s1", "s3"), "b")
+
+
+def test_replicas_of_other_sets_follow_and_never_vote() -> None:
+    members, voters = Members(("r0", "r1", "r2"), ("s0",)), ("r0", "r1", "r2")
+    assert change_due(members, voters, "r0", {"s0": 0}, ("s0", "s1")) == Change(ADD, "s1")
+    assert change_due(members, voters, "r0", {"s0": 0}, ("s0",)) is None
+    assert change_due(members, voters, "r0", {"s0": 0}, ()) == Change(REMOVE, "s0")
+    new = Members(("r0", "r1", "r2"), ("r3", "s0"))
+    assert change_due(new, ("r0", "r2", "r3"), "r0", {"s0": 0, "r3": 0}, ("s0",)) == Change(PROMOTE, "r3")
 
 
 class Group:
     """A steward on a fake log that is led by r0."""
 
-    def __init__(self, turn: int = 1) -> None:
+    def __init__(self, shard: int | None = 1) -> None:
         self.clock = ManualClock()
         self.log = FakeLog(DirectoryState(), of_group=Members(("r0", "r1", "r2")), behind={"r1": 5, "r2": 0})
         self.log._index = 5_000
-        self.steward = Steward(turn, (), self.clock)
+        self.steward = Steward(shard, (), self.clock)
 
     def runs(self, seconds: float, of: View) -> bool:
         """Whether proposals went on all the time."""
@@ -118,7 +138,7 @@ def test_who_does_not_lead_does_nothing() -> None:
 
 
 def test_a_replacement_is_taken_through_all_its_steps() -> None:
-    group = Group(turn=0)
+    group = Group(None)
     group.log.behind["r3"] = 10
     group.runs(5.0, view(("r1", "r3")))
     assert group.log.changes == [Change(ADD, "r3"), Change(PROMOTE, "r3"), Change(REMOVE, "r1")]
@@ -135,10 +155,10 @@ def test_a_replacement_is_taken_through_all_its_steps() -> None:
 )
 def test_a_cancelled_replacement_goes_back_through_its_steps(members: Members, due: list[Change]) -> None:
     cancelled = directory(FOUND, Replace(NOW_US, "r1", row("r3")), Cancel(NOW_US, "r3")).view
-    group = Group(turn=0)
+    group = Group(None)
     group.log.of_group = members
     group.runs(5.0, cancelled)
     assert group.log.changes == due
     assert group.log.members == Members(("r0", "r1", "r2"))
     assert cancelled.leaving is not None
-    assert is_replaced([group.log.members], cancelled.leaving)
+    assert is_replaced([group.log.members], group.log.members, cancelled.leaving, MAIN)

@@ -12,6 +12,7 @@ from typing import Final
 from idregistry.rules.commands import Boundary, Command, Configure, Fences, Prepare
 from idregistry.rules.directory import View
 from idregistry.rules.packing import NO_BOUNDARY
+from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import BEGINNING
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
@@ -25,34 +26,39 @@ HAND_OVER_BEHIND: Final = 1_000
 
 
 def change_due(
-    members: Members, staying: Sequence[str], node: str, behind: Mapping[str, int]
+    members: Members,
+    staying: Sequence[str],
+    node: str,
+    behind: Mapping[str, int],
+    following: Sequence[str] = (),
 ) -> Change | None:
     """The next change that the leader `node` should make, or None.
 
-    `staying`: who is to be a member in the end. `behind`: entries that each other member lacks.
+    `staying`: who is to vote in the end. `following`: who is to learn for good. `behind`: entries that each
+    other member lacks.
     """
     for name in members.learners:
-        if name not in staying:
+        if name not in staying and name not in following:
             return Change(ChangeKind.REMOVE, name)
-    for name in staying:
+    for name in (*staying, *following):
         if name not in members.all:
             return Change(ChangeKind.ADD_LEARNER, name)
-    for name in members.learners:
+    promoted = [name for name in members.learners if name in staying]
+    for name in promoted:
         if name in behind and behind[name] <= PROMOTE_BEHIND:
             return Change(ChangeKind.PROMOTE, name)
-    if not members.learners:
+    if not promoted:
         for name in members.voters:
             if name not in staying and name != node:
                 return Change(ChangeKind.REMOVE, name)
     return None
 
 
-def successor(turn: int, status: Status, view: View, leaders: Sequence[str]) -> str | None:
+def successor(turn: int, status: Status, staying: Sequence[str], leaders: Sequence[str]) -> str | None:
     """Who should lead the group instead of this replica, which leads it; None: nobody, or nobody is ready.
 
-    Groups are spread, by their number `turn`, over `leaders` (those of them that stay), or over all replicas.
+    Groups are spread, by their number `turn`, over `leaders` (those that stay), or over all that stay.
     """
-    staying = view.staying
     if not staying:
         return None
     wanted = [name for name in leaders if name in staying] or list(staying)
@@ -71,10 +77,13 @@ def successor(turn: int, status: Status, view: View, leaders: Sequence[str]) -> 
     return None
 
 
-def is_replaced(members: Sequence[Members], leaving: tuple[str, str]) -> bool:
-    """Whether every group has the new replica as its voter and the old one no more."""
+def is_replaced(
+    of_shards: Iterable[Members], directory: Members, leaving: tuple[str, str], home: str
+) -> bool:
+    """Whether every group of the set `home` has the new replica as its voter and the old one no more."""
     old, new = leaving
-    return all(old not in of_group.all and new in of_group.voters for of_group in members)
+    voting = [*of_shards, *([directory] if home == MAIN else [])]
+    return old not in directory.all and all(old not in one.all and new in one.voters for one in voting)
 
 
 _LOOK_S: Final = 0.2
@@ -86,10 +95,10 @@ _CHANGE_TIMEOUT_S: Final = 15.0
 
 
 class Steward:
-    """`turn`: the group's place in the row of those that are spread over the replicas."""
+    """`shard`: whose group it is; None: the directory's."""
 
-    def __init__(self, turn: int, leaders: tuple[str, ...], clock: Clock) -> None:
-        self._turn = turn
+    def __init__(self, shard: int | None, leaders: tuple[str, ...], clock: Clock) -> None:
+        self._shard = shard
         self._leaders = leaders
         self._monotonic = clock.monotonic
         self._look_at = 0.0
@@ -115,14 +124,17 @@ class Steward:
 
     def _look(self, log: ReplicatedLog, view: View, now: float) -> None:
         status = log.status()
+        staying = view.staying(view.home(self._shard))
         if now >= self._changing_until:
-            change = change_due(log.members, view.staying, status.node, status.behind)
+            following = view.following if self._shard is None else ()
+            change = change_due(log.members, staying, status.node, status.behind, following)
             if change is not None:
                 self._changing_until = now + _CHANGE_TIMEOUT_S
                 log.change_members(change, self._changed)
                 return
         if now >= self._hand_over_at:
-            self._successor = successor(self._turn, status, view, self._leaders)
+            # The directory is led where shard 0 is: one leader less to lose.
+            self._successor = successor(self._shard or 0, status, staying, self._leaders)
             self._hold_until = now + _HOLD_S
 
     def _changed(self, outcome: Outcome) -> None:
