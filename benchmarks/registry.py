@@ -36,6 +36,7 @@ from benchmarks.registry_load import (
     measure,
     running,
 )
+from benchmarks.registry_sets import relief, spread
 from benchmarks.registry_turns import told
 from photon.cluster.local_cluster import free_ports
 from photon.core.fates import Committed
@@ -248,6 +249,12 @@ def failover(plan: Plan) -> Row:
     return {"kills": len(gaps), "p50_s": p50_s, "worst_s": max(each_s), "each_s": each_s}
 
 
+def sets(plan: Plan) -> Row:
+    """One, two and four sets: the same load, and as much as each takes with its processes held down."""
+    seconds = plan.seconds
+    return {"spread_rows": spread(plan.directory, seconds), "relief_rows": relief(plan.directory, seconds)}
+
+
 def kill_once(cluster: Cluster, clients: Clients, watch_s: float) -> float:
     """Seconds from the kill to the end of the silence it made; the killed one runs again after."""
     begin, end = clients.begin(watch_s, in_flight=_TRYING)
@@ -277,6 +284,7 @@ PARTS: Final[dict[str, Callable[[Plan], Row]]] = {
     "etcd": beside_etcd,
     "wan": wan,
     "failover": failover,
+    "sets": sets,
 }
 
 

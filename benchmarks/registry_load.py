@@ -25,7 +25,7 @@ from benchmarks.measuring import BenchError, Row, cpu_seconds, percentiles
 from idregistry.client import RegistryClient
 from photon.cluster.local_cluster import free_ports
 from photon.cluster.supervisor import child_environment, die_with_parent, last_message
-from photon.cluster.topology import Replica, Topology, write_topology
+from photon.cluster.topology import MAIN, Replica, Topology, write_topology
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError
@@ -42,10 +42,13 @@ _STATUS_S: Final = 2.0
 class Cluster:
     """What `running` gives."""
 
-    def __init__(self, directory: Path, command: Sequence[str]) -> None:
-        ports = free_ports(2 * len(NODES), random.Random())
-        self.grpc = {node: f"127.0.0.1:{ports.pop()}" for node in NODES}
-        self.raft = {node: ports.pop() for node in NODES}
+    def __init__(self, directory: Path, command: Sequence[str], sets: int = 1) -> None:
+        names = [MAIN, *(f"set{n}" for n in range(1, sets))]
+        self.sets = {f"r{n}": names[n // len(NODES)] for n in range(sets * len(NODES))}
+        """Replica -> its set."""
+        ports = free_ports(2 * len(self.sets), random.Random())
+        self.grpc = {node: f"127.0.0.1:{ports.pop()}" for node in self.sets}
+        self.raft = {node: ports.pop() for node in self.sets}
         self.addresses = list(self.grpc.values())
         self._directory = directory
         self._command = command
@@ -64,12 +67,20 @@ class Cluster:
             raft, bound = (f"127.0.0.1:{ports[node]}" for ports in (dialed, self.raft))
             home = str(self._directory / node)
             replicas.append(
-                Replica(datacenter="", name=node, grpc=grpc, raft=raft, listen_raft=bound, directory=home)
+                Replica(
+                    datacenter="",
+                    name=node,
+                    grpc=grpc,
+                    raft=raft,
+                    set=self.sets[node],
+                    listen_raft=bound,
+                    directory=home,
+                )
             )
         registry = parse_settings({"registry": dict(settings)})
         topology = Topology(registry, [], [], "", os.urandom(16).hex(), False, replicas, [])
         write_topology(topology, self._directory / "topology.json")
-        for node in NODES:
+        for node in self.sets:
             self.start(node)
         self.leader()
         self.wait_until_even()
@@ -134,10 +145,15 @@ class Cluster:
 
         self._until(even, "a replica did not catch up")
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the replicas that run."""
+        return {node: process.pid for node, process in self._processes.items()}
+
     def meter(self) -> Callable[[], tuple[dict[str, float], int]]:
         """Of the one that leads now and the followers: CPU seconds, and Raft entries committed so far."""
         leader = self.leader()
-        pids = {node: process.pid for node, process in self._processes.items()}
+        pids = self.pids
         groups = {"leader": [pids.pop(leader)], "followers": list(pids.values())}
 
         def read() -> tuple[dict[str, float], int]:
@@ -301,19 +317,21 @@ def running(
     settings: Mapping[str, object] | None = None,
     delay_ms: float = 0.0,
     command: Sequence[str] = ("photon.cli.main",),
+    sets: int = 1,
 ) -> Iterator[tuple[Cluster, Clients]]:
     """A cluster, killed and its files deleted in the end, and clients, each nearest to another replica.
 
     With `delay_ms` a replica's Raft port is reached only through a toxiproxy. `command`: a module that takes
-    photon's arguments.
+    photon's arguments. `sets`: of three replicas each; the clients know those of the first.
     """
     parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         scratch = tempfile.TemporaryDirectory(prefix="registry-", dir=parent, ignore_cleanup_errors=True)
         directory = Path(stack.enter_context(scratch)).absolute()
-        cluster = stack.enter_context(closing(Cluster(directory, command)))
+        cluster = stack.enter_context(closing(Cluster(directory, command, sets)))
         cluster.found(settings or {}, _delayed(stack, cluster.raft, delay_ms) if delay_ms else cluster.raft)
-        turned = [cluster.addresses[n:] + cluster.addresses[:n] for n in range(clients)]
+        main = cluster.addresses[: len(NODES)]
+        turned = [main[n:] + main[:n] for n in range(clients)]
         calling = client_processes([partial(RegistryCaller, one) for one in turned])
         yield cluster, stack.enter_context(calling)
 

@@ -17,7 +17,7 @@ from photon.core.errors import UsageError
 
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
 MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache")
-REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover")
+REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover", "sets")
 PEERS: Final = ("spark", "pathway", "duckdb")
 MILLWHEEL_PEERS: Final = ("photon", "duckdb", "pathway", "bytewax", "spark", "spark-state", "flink")
 

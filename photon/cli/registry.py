@@ -149,8 +149,8 @@ def add_set(name: str, named: Named) -> None:
 def retire_set(name: str, named: Named) -> None:
     """Give the set NAME up: it gets no new shard, and is gone when the registry has forgotten what it holds.
 
-    Where it takes new events still, `photon reshard N` leaves it out. `photon status` shows what it has, and no
-    such set any more when its processes can be stopped.
+    Where it takes new events still, `photon reshard N` leaves it out. `photon status` shows what it has, and
+    no such set any more when its processes can be stopped.
     """
     with named.at().client(TIMEOUT_S) as client:
         client.retire_set(name)

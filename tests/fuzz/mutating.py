@@ -53,6 +53,7 @@ _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
     "Hold": {"name": "dispatcher-east", "oldest_us": 1},
     "Reshard": {"shards": 2, "at_us": 1},
     "Replace": {"old": "nobody"},
+    "Set": {"retire": "nobody"},
     "Put": {"ids": _IDS, "events": b"{}\n" * 3},
     "Announce": {"address": "127.0.0.1:9", "leaving": True},
     "Join": {
@@ -70,7 +71,7 @@ _LOOKUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "registry": {"ids": _IDS, "times": _TIMES},
     "eventstore": {"ids": _KNOWN + _IDS},
 }
-_NEVER_RIGHT: Final = ("Reshard", "Replace")
+_NEVER_RIGHT: Final = ("Reshard", "Replace", "Set")
 _ONLY_VALUES: Final[Mapping[str, list[Any]]] = {
     "ReshardRequest.at_us": _FAR,
     "ReplaceRequest.old": ["", "nobody", "r1", "\0", "x" * _GIANT],
