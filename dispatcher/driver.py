@@ -222,15 +222,22 @@ class Driver:
     def _may_read(self) -> bool:
         pending = self._ledger.pending
         with self._gate.pacing() as pacing:
-            may = pacing.may_read(pending, self._clock.monotonic(), self._to_send.held)
+            may = pacing.may_read(
+                pending,
+                self._clock.monotonic(),
+                self._to_send.held,
+                self._ledger.full,
+                self._to_send.all_read,
+            )
         if may is Reading.FULL:
-            bound = self._settings.retry_queue_events_max
+            bound = self._settings.state_bytes_max
             # Without the present number: a notice that says the same is told once.
             self._gate.notice(
-                f"as many events wait for a retry as 'dispatcher.retry_queue_events_max' ({bound}) allows: "
-                "no new ones are read until some of them have joined; see whether their primaries are read"
+                f"events that wait for their primary events fill the ledger ('dispatcher.state_bytes_max' is "
+                f"{bound}): no new ones are read until some have joined; see whether their primaries are "
+                "read, or set more"
             )
-            self.paused = f"{pending} events wait for their retry, 'retry_queue_events_max' is {bound}"
+            self.paused = f"{pending} events wait and fill the ledger, 'state_bytes_max' is {bound}"
         elif may is Reading.BEHIND:
             self.paused = f"{pending} events wait for their primaries, and most new ones would too"
         elif may is Reading.READ:
@@ -522,6 +529,11 @@ class WaitingBatches:
         with self._changed:
             self._hedged.append(hedged)
             self._released += self._closed
+
+    @property
+    def all_read(self) -> bool:
+        """Whether all primary logs are read to their ends."""
+        return self._read_to_us == ALL_READ
 
     @property
     def next_due(self) -> float:

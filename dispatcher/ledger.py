@@ -52,6 +52,8 @@ _DATABASES: Final = ("state", "files", "retries")
 
 GATHER_US: Final = 5_000
 """Entries that fall due so soon after each other are sent together."""
+WAITING_SHARE: Final = 0.75
+"""Of the file's bytes, for events that wait."""
 SCANNED_MAX: Final = 16_384
 """Entries looked through in a read transaction: a long one would keep old pages from being used again."""
 
@@ -121,6 +123,12 @@ class Rows:
         """Events that wait for their retry."""
         entries: int = self._txn.stat(self._db["retries"])["entries"]
         return entries
+
+    def waiting_bytes(self) -> int:
+        """What these take on the disk."""
+        stat = self._txn.stat(self._db["retries"])
+        pages: int = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return pages * int(stat["psize"])
 
     def retries(self) -> Any:
         """A cursor over the entries; to be closed."""
@@ -212,6 +220,8 @@ class Ledger:
             undo.callback(self.file.close)
             self._letters = RotatingLog(dead_letters, letters_stem(worker), DEAD_LETTER_FILE_BYTES_MAX)
             undo.callback(self._letters.close)
+            self.waiting_bytes = 0
+            """What waiting events take on the disk, as of the last transaction."""
             self._state = self._enter()
             self._letters.truncate(self._state.letters)
             undo.pop_all()
@@ -225,6 +235,11 @@ class Ledger:
     def pending(self) -> int:
         """Events that wait for a retry or are being retried."""
         return self._state.totals.waiting
+
+    @property
+    def full(self) -> bool:
+        """Whether no more events may wait: the rest of the file is for what is under way."""
+        return self.waiting_bytes >= WAITING_SHARE * self.file.bytes_max
 
     @property
     def broken(self) -> bool:
@@ -382,6 +397,7 @@ class Ledger:
                 self._letters.cut_torn_line()
                 state = State(self._letters.position)
                 rows.put_state(state)
+            self.waiting_bytes = rows.waiting_bytes()
         return state
 
     def _write(self, rows: Rows, after: State, entry: Entry, keys: list[bytes]) -> None:
@@ -393,6 +409,7 @@ class Ledger:
         with rows.retries() as cursor:
             _, written = cursor.putmulti(list(zip(keys, entry.retries, strict=True)), overwrite=False)
         assert written == len(keys), "a retry's key was not free"
+        self.waiting_bytes = rows.waiting_bytes()
         totals, waiting = after.totals, rows.waiting()
         if totals.waiting != waiting:
             fated = totals.foreign_events - totals.waiting

@@ -134,7 +134,6 @@ class DispatcherServer:
                 own.batches_in_flight_max,
                 own.batch_events_max,
                 settings.logs.chunk_bytes,
-                own.retry_queue_events_max,
             )
             self._gate = Gate(pacing, steady, rng, stopping, self._notices.tell)
             looked_up = registry if own.lookup_before_send else None
@@ -201,6 +200,7 @@ class DispatcherServer:
             **self._identity,
             **counted(self._ledger.totals),
             "backlog": self._reader.backlog(),
+            "waiting_bytes": self._ledger.waiting_bytes,
             "in_flight": self._driver.in_flight,
             "woken": self._driver.woken,
             "requests_max": self._gate.size,

@@ -23,8 +23,8 @@ joined_in_vain        PAYS_FROM or more               each is looked up, at once
 
 What is asked         answer
 --------------------  ----------------------------------------------------------------------------------------
-may_read              AHEAD: enough is under way, hedged or held. FULL: no more events may wait. BEHIND.
-                      Else READ
+may_read              AHEAD: enough is under way, hedged or held. FULL: no more events may wait. BEHIND, while
+                      primary events are still to be read: what waits for others is parked. Else READ
 has_room_to_hedge     whether hedged events may wait for their time: else they are taken up now
 may_retry, wait_s     whether, and in how many seconds, due retries may be sent
 may_wake              whether woken ones may: each sender can take one, whatever else is under way
@@ -94,13 +94,12 @@ class Reading(enum.Enum):
 
 class Pacing:
     """`senders`: requests at a time at most; `events_max`, `bytes_max`: of a full batch, what reaches either
-    is full; `waiting_max`: events that may wait for a retry."""
+    is full."""
 
-    def __init__(self, senders: int, events_max: int, bytes_max: int, waiting_max: int) -> None:
+    def __init__(self, senders: int, events_max: int, bytes_max: int) -> None:
         self._senders = senders
         self._events_max = events_max
         self._bytes_max = bytes_max
-        self._waiting_max = waiting_max
         self._bytes = self._unanswered = 0
         self._moved_at = _NEVER
         self.fresh_batches = self.fresh_events = 0
@@ -136,14 +135,17 @@ class Pacing:
         self._resolved = self._resolved * keep + events
         self._again = self._again * keep + again
 
-    def may_read(self, waiting: int, now: float, held: int = 0) -> Reading:
-        """`waiting`: events that wait for a retry; `held`: batches that are held back. READ while behind is
-        the probe: the next one waits."""
+    def may_read(
+        self, waiting: int, now: float, held: int = 0, full: bool = False, all_read: bool = False
+    ) -> Reading:
+        """`waiting`: events that wait for a retry, and whether these are as many as may be (`full`); `held`:
+        batches that are held back; `all_read`: the event store has read all primary logs to their ends. READ
+        while behind is the probe: the next one waits."""
         if not self._room(now) or held >= HELD_A_SENDER * self._senders:
             return Reading.AHEAD
-        if waiting + self.fresh_events + self.hedged_events >= self._waiting_max:
+        if full:
             return Reading.FULL
-        if waiting >= CATCHING_UP_EVENTS and self._again > MOSTLY * self._resolved:
+        if not all_read and waiting >= CATCHING_UP_EVENTS and self._again > MOSTLY * self._resolved:
             if now < self._probe_at:
                 return Reading.BEHIND
             self._probe_at = now + PROBE_INTERVAL_S

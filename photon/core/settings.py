@@ -197,9 +197,8 @@ class Dispatcher:
     """After a failure."""
     absent_delay_ms_max: int = _bounded(3_600_000, 1, 86_400_000)
     """Where the primary event is not there yet."""
-    retry_queue_events_max: int = _bounded(1_000_000, 1, 1_000_000_000)
-    """Reading pauses while so many events wait for their retry."""
     state_bytes_max: int = _bounded(16 << 30, 1 * MIB, 1 << 44)
+    """Of a ledger; reading pauses while events that wait fill three quarters of it."""
     request_timeout_s: float = _bounded(30.0, 0.1, 600)
 
 

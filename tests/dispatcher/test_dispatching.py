@@ -363,24 +363,27 @@ def test_reading_stops_while_no_joiner_answers_and_goes_on_after(site, running):
     wait_until(lambda: server.status()["fates"]["joined"] == 20_000)
 
 
-def test_reading_pauses_when_the_retry_queue_is_full_and_says_so_and_goes_on_as_it_empties(site, running):
+def test_reading_pauses_when_the_ledger_is_full_of_waiting_events_and_says_so_and_goes_on_as_it_empties(
+    site, running
+):
     open_ = threading.Event()
     site.joiner.answer = lambda _line, _tries: (
         Joined.JOINED if open_.is_set() else Joined.RETRY_ABSENT,
         None,
     )
-    (site.logs / "a.jsonl").write_bytes(clicks(0, 5_000))
-    server = running(fast_settings(batch_events_max=50, batches_in_flight_max=2, retry_queue_events_max=300))
+    long_lines = clicks(0, 20_000).replace(b"}", b', "pad": "%s"}' % (b"x" * 1_500))
+    (site.logs / "a.jsonl").write_bytes(long_lines)
+    server = running(fast_settings(batch_events_max=50, batches_in_flight_max=2, state_bytes_max=32 << 20))
     wait_until(lambda: server.status()["paused"])
-    assert "'retry_queue_events_max' is 300" in server.status()["paused"]
-    assert any("dispatcher.retry_queue_events_max" in notice for notice in server.status()["notices"])
+    assert "'state_bytes_max' is 33554432" in server.status()["paused"]
+    assert any("dispatcher.state_bytes_max" in notice for notice in server.status()["notices"])
     status = server.status()
-    unread = 5_000 - status["foreign_events"]
-    assert abs(status["backlog"]["events"] - unread) < 500 and status["backlog"]["seconds"] > 1e8
+    unread = 20_000 - status["foreign_events"] - status["in_flight"]
+    assert abs(status["backlog"]["events"] - unread) < 2_000 and status["backlog"]["seconds"] > 1e8
     time.sleep(0.3)
-    assert 300 <= server.status()["pending"] <= 300 + 4 * 50
+    assert 0.75 <= server.status()["waiting_bytes"] / 2**25 <= 0.95
     open_.set()
-    wait_until(lambda: server.status()["fates"]["joined"] == 5_000)
+    wait_until(lambda: server.status()["fates"]["joined"] == 20_000)
     wait_until(lambda: server.status()["paused"] is None)
     wait_until(lambda: server.status()["backlog"] == {"bytes": 0, "events": 0, "seconds": 0.0})
 

@@ -186,7 +186,7 @@ def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together
 
 
 def gate(senders: int, clock: ManualClock) -> Gate:
-    pacing = Pacing(senders, 100, 100, 100)
+    pacing = Pacing(senders, 100, 100)
     return Gate(pacing, SteadyClock(clock), random.Random(1), threading.Event(), print)
 
 

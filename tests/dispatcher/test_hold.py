@@ -39,7 +39,7 @@ class Bench:
         self.ledger = Ledger(root / "state", root / "dead", 1 << 30)
         self.following = Following(root / "*.jsonl", spool=root / "spool")
         clock, stopping = SteadyClock(ManualClock()), threading.Event()
-        gate = Gate(Pacing(4, 10, 1, 10), clock, random.Random(1), stopping, print)
+        gate = Gate(Pacing(4, 10, 1), clock, random.Random(1), stopping, print)
         self.holder = Holder("east", self.registry, self.ledger, self.following.follower, gate, 3.0)
 
     def report(self):

@@ -27,8 +27,8 @@ HOUR_US = 3_600_000_000
 FULL_BATCH, LONG_LINES, FEW_LINES = (4_000, 600_000), (10, 900_000), (20, 3_000)
 
 
-def paced(senders: int = 2, waiting_max: int = 1_000_000) -> Pacing:
-    return Pacing(senders, 4_000, 1_000_000, waiting_max)
+def paced(senders: int = 2) -> Pacing:
+    return Pacing(senders, 4_000, 1_000_000)
 
 
 def fill(pacing: Pacing, batch: tuple[int, int], now: float = 0.0) -> int:
@@ -78,13 +78,10 @@ def test_an_old_one_that_is_never_answered_does_not_hold_up_those_behind_it():
     assert pacing.may_read(0, now + 10 * PATIENCE_S) is AHEAD
 
 
-@pytest.mark.parametrize(
-    ("waiting", "under_way", "may"), [(999, 0, READ), (1_000, 0, FULL), (900, 100, FULL), (900, 99, READ)]
-)
-def test_no_more_may_wait_than_are_allowed_to(waiting, under_way, may):
-    pacing = paced(waiting_max=1_000)
-    pacing.read(under_way, 1, 0.0)
-    assert pacing.may_read(waiting, 0.0) is may
+def test_no_more_are_read_while_as_many_wait_as_may():
+    pacing = paced()
+    assert pacing.may_read(MANY, 0.0, full=True) is FULL
+    assert pacing.may_read(MANY, 0.0) is READ
 
 
 @pytest.mark.parametrize(
@@ -104,6 +101,7 @@ def test_while_most_fresh_events_wait_reading_does_too(told, waiting, may):
     for events, again in told:
         pacing.resolved(events, again)
     if may is BEHIND:
+        assert [pacing.may_read(waiting, 1.0, all_read=True) for _ in range(3)] == [READ] * 3, "parked"
         assert pacing.may_read(waiting, 1.0) is READ, "a probe"
         assert pacing.may_read(waiting, 1.0 + PROBE_INTERVAL_S * 0.9) is BEHIND
         assert pacing.may_read(waiting, 1.0 + PROBE_INTERVAL_S) is READ, "another one"
@@ -237,13 +235,6 @@ def test_hedged_batches_make_room_for_others_until_too_many_events_or_bytes_wait
     assert pacing.may_read(0, 0.0) is READ
     pacing.hedged(2 * PER_SENDER * FULL_BATCH[0], 0)
     assert not pacing.has_room_to_hedge and pacing.may_read(0, 0.0) is AHEAD
-
-
-def test_hedged_events_count_among_those_that_may_wait():
-    pacing = paced(waiting_max=1000)
-    pacing.hedged(600, 1)
-    assert pacing.may_read(399, 0.0) is READ
-    assert pacing.may_read(400, 0.0) is FULL
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Bench:
         self.waits: list[float] = []
         self.notices: list[str] = []
         self.waits_max = waits_max
-        pacing = Pacing(16, 4096, 1 << 20, 1_000_000)
+        pacing = Pacing(16, 4096, 1 << 20)
         gate = Gate(pacing, SteadyClock(self.clock), random.Random(3), self, self.notices.append)
         self.homes = Homes(own, joiners or {}, 1.0)
         self.sender = Sender(registry, joiner, gate, RECOVERED.__contains__, lambda: None, self.homes)

@@ -131,7 +131,7 @@ def test_an_event_that_was_woken_and_has_ended_otherwise_is_passed_over(queue):
 
 
 def test_woken_retries_do_not_wait_for_due_ones_nor_for_what_those_cost():
-    pacing = Pacing(senders=3, events_max=100, bytes_max=1 << 20, waiting_max=1000)
+    pacing = Pacing(senders=3, events_max=100, bytes_max=1 << 20)
     pacing.taken(10)
     pacing.retried(1_000_000, 1_000_000, False, 0.0)
     assert pacing.wait_s(0.0) is None and pacing.may_wake()
