@@ -112,9 +112,11 @@ def drain(logs: Path, out: Path, *options: str) -> Drain:
 
 
 @contextmanager
-def photon_join(logs: Path, out: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The running command; killed in the end if it still runs."""
-    command = [sys.executable, "-m", "photon.cli.main", "join", "--json", *options, "--out", str(out)]
+def photon_join(
+    logs: Path, out: Path, *options: str, under: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The running command, `under` another one that runs it; killed in the end if it still runs."""
+    command = [*under, sys.executable, "-m", "photon.cli.main", "join", "--json", *options, "--out", str(out)]
     command += ["--primary", str(logs / "queries" / "*.jsonl"), "--foreign", str(logs / "clicks" / "*.jsonl")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

@@ -49,6 +49,7 @@ _JOIN: Final[list[click.Parameter]] = [
     _option("--live-seconds", default=30.0),
     click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
     click.Option(["--matrix"], is_flag=True, help="Instead: unlike logs, what an event of each costs."),
+    click.Option(["--rooms"], is_flag=True, help="Instead: what an event costs in each room."),
     _option("--shape", "shapes", multiple=True, metavar="NAME|KEY=VALUE,...", help=_SHAPE),
     _option("--scale", default=1.0, help="Times 200,000 events in each shape."),
     *_peers(PEERS),
@@ -88,6 +89,7 @@ def _join(
     directory: Path,
     only: Sequence[str],
     matrix: bool,
+    rooms: bool,
     shapes: Sequence[str],
     scale: float,
     peers: str | None,
@@ -102,10 +104,13 @@ def _join(
     clicks/s; half-load: the same at half of the steady rate.
 
     --matrix: CPU us an event and a KiB on logs of unlike shapes, their fit to a + b x KiB, worst and best.
+    --rooms: what an event costs in each room: CPU, bytes sent and written, syncs, memory.
     """
     benchmark = load_benchmarks("join")
     sizes = benchmark.Plan.of(directory, **plan)
-    if matrix or shapes:
+    if rooms:
+        report = load_benchmarks("rooms").run(sizes, _measuring)
+    elif matrix or shapes:
         scale /= 20 if plan["quick"] else 1
         report = load_benchmarks("matrix").run(sizes, shapes, scale, peers, pythons, _measuring)
     else:
@@ -119,7 +124,7 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     throughput: commits and lookups a second as load grows, latencies. race: two datacenters commit the same
     ids. turns: how long the leader's raft thread takes for a turn beside lookups. etcd: ids created a second
     beside a 3-node etcd. wan: 100 ms between the replicas (toxiproxy). failover: time to the next commit when
-    the leader is killed.
+    the leader is killed. sets: one, two and four sets of replicas under the same load.
     """
     benchmark = load_benchmarks("registry")
     report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)

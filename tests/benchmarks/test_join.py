@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import join, join_peers, matrix, peers
+from benchmarks import join, join_peers, matrix, peers, rooms
 from benchmarks.join import PARTS, Drain, Plan, check, drain, generated, live, run, wait_for_start
 from benchmarks.join_peers import PEERS, beside_us, what_it_wrote
 from benchmarks.matrix import SHAPES, Shape, fit, shape_of
@@ -162,6 +162,21 @@ def test_a_matrix_has_a_row_for_each_shape_with_the_peers_beside_it(tmp_path, mo
     assert [row["shape"] for row in report["matrix"]] == shapes == [row["shape"] for row in report["peers"]]
     assert all(row["events"] == pytest.approx(600, abs=3) for row in report["matrix"])
     assert all(row["cpu_s"] > 0 for row in report["matrix"])
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_each_room_tells_what_an_event_costs_it(tmp_path):
+    found = {row["room"]: row for row in rooms.rooms(replace(SMALL, directory=tmp_path))}
+    assert {name: row["processes"] for name, row in found.items()} == {
+        "eventstore": 2,
+        "dispatcher": 2,
+        "joiner": 2,
+        "registry": 3,
+    }
+    assert found["eventstore"]["events"] == 2 * SMALL.queries
+    assert all(row["cpu_us_an_event"] > 0 and row["memory_mib"] > 1 for row in found.values())
+    assert found["joiner"]["bytes_written_an_event"] > 100
 
 
 def test_several_rows_stand_side_by_side_under_the_words_of_their_keys():
