@@ -60,11 +60,11 @@ class Table:
     """Of the sharding configuration."""
 
     @property
-    def age(self) -> tuple[int, int]:
+    def age(self) -> tuple[int, int, int]:
         """Never less after a change, and greater after each but one: a replacement that is turned round
         changes neither who there is nor who is gone.
         """
-        return self.version, 2 * len(self.removed) + (self.leaving is not None)
+        return self.version, len(self.replicas) + len(self.removed), len(self.removed)
 
 
 def read_table(path: Path) -> Table:

@@ -145,8 +145,10 @@ class Peers:
 
     def hurry(self) -> None:
         """Somebody waits for what the others know. Any thread."""
-        self._hurry_until = self._clock.monotonic() + _HURRIES_S
-        self._wake.set()
+        now, until = self._clock.monotonic(), self._hurry_until
+        self._hurry_until = now + _HURRIES_S
+        if now >= until:  # else it is in a hurry already, and asks every HURRY_S
+            self._wake.set()
 
     def start(self) -> None:
         self._thread.start()

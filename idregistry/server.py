@@ -174,7 +174,7 @@ class RegistryServer:
         return self._settings.retention_days > 0 or bool(self._state.view.following)
 
     def _furthest_us(self) -> int:
-        return max((fact.boundary_us for fact in self._peers.facts()), default=self._hosting.furthest_us())
+        return max([self._hosting.furthest_us(), *(fact.boundary_us for fact in self._peers.facts())])
 
     def _reached_us(self) -> int | None:
         hosted = [one.state.latest_us for one in self._hosting.shards.values()]

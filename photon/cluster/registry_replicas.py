@@ -250,7 +250,7 @@ def _ended(replica: Path) -> DirectoryLock:
             time.sleep(_POLL_S)
 
 
-def _age(table: "Table") -> tuple[int, int]:
+def _age(table: "Table") -> tuple[int, int, int]:
     return table.age
 
 

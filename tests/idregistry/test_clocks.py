@@ -1,13 +1,14 @@
 """How far the others' clocks are from ours: asked over real gRPC (paper 2.3)."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 
 import grpc
 import pytest
 
-from idregistry.peers import Peers
+from idregistry.peers import HURRY_S, Peers
 from idregistry.rules.commands import Boundary, Row, encode
 from idregistry.rules.directory import View
 from idregistry.rules.steward import DAY_US, boundary_due, command_due
@@ -23,6 +24,7 @@ class Other(IdRegistryServicer):
 
     def __init__(self, ahead_us: int) -> None:
         self.ahead_us = ahead_us
+        self.asked = 0
         self.open = threading.Event()
         self.server = grpc.server(futures.ThreadPoolExecutor(1))
         add_IdRegistryServicer_to_server(self, self.server)  # type: ignore[no-untyped-call]
@@ -30,6 +32,7 @@ class Other(IdRegistryServicer):
         self.server.start()
 
     def Now(self, request: pb.NowRequest, context: grpc.ServicerContext) -> pb.NowResponse:
+        self.asked += 1
         self.open.wait(5.0)
         return pb.NowResponse(now_us=NOW_US + self.ahead_us)
 
@@ -89,6 +92,18 @@ def test_the_time_is_what_a_majority_has_reached_and_unknown_until_then(watched:
     watched.wait_for(20.0)
     watched.clock.advance(3600.0)
     assert watched.ahead_s() is None, "what was found an hour ago says nothing"
+
+
+def test_however_often_somebody_is_in_a_hurry_the_others_are_asked_five_times_a_second(
+    watched: Watched,
+) -> None:
+    watched.start()
+    other = watched.others["r1"]
+    before, began = other.asked, time.monotonic()
+    while other.asked < before + 3:
+        watched.watch.hurry()
+        time.sleep(0.002)
+    assert other.asked - before <= (time.monotonic() - began) / HURRY_S + 2
 
 
 def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(watched: Watched) -> None:
