@@ -1,32 +1,45 @@
 """`photon join`: the whole system embedded on this machine, over existing or growing logs."""
 
+import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from photon.cli.options import json_flag, logs_option, path_option
 from photon.cluster.statuses import print_summary
 
+_SHOWN_BYTES: Final = 300
+
 
 @click.command("join")
 @logs_option("primary")
 @logs_option("foreign")
-@path_option("--out", required=True, help="Directory of the output.")
+@path_option("--out", help="Directory of the output.")
 @path_option("--config", help="Settings (photon.toml).")
 @path_option("--work", help="State to resume from  [default: OUT/.photon]")
 @click.option(
     "--datacenters", type=click.IntRange(1, 5), default=1, show_default=True, help="Pipelines to run."
 )
 @click.option("--follow", is_flag=True, help="Go on tailing until Ctrl-C or SIGTERM.")
+@click.option("--check", is_flag=True, help="Make nothing: show what a sample of the events would join with.")
 @json_flag("Print the summary as JSON.")
-def command(out: Path, follow: bool, as_json: bool, **given: Any) -> int:
+def command(out: Path | None, follow: bool, check: bool, as_json: bool, **given: Any) -> int:
     """Join each foreign event with the primary event it names; write it exactly once.
 
     Output: OUT/joined/<datacenter>/*.jsonl, and OUT/dead-letters/<datacenter>/*.jsonl for the rest.
     A run that was stopped or killed is resumed by the same command.
+
+    \b
+    photon join --primary 'logs/queries/*' --foreign 'logs/clicks/*' --out joined
+    photon join --check --config photon.toml --primary 'logs/queries/*' --foreign 'logs/clicks/*'
     """
+    if check:
+        return _check(as_json, **given)
+    if out is None:
+        raise click.MissingParameter(param_hint="--out", param_type="option")
     from photon.cluster.run import join
 
     summary = join(out=out, follow=follow, **given)
@@ -36,5 +49,40 @@ def command(out: Path, follow: bool, as_json: bool, **given: Any) -> int:
         print_summary(summary)
         click.echo(f"joined logs:   {out / 'joined'}")
         click.echo(f"dead letters:  {out / 'dead-letters'}")
+    settled = summary["joined"] + summary["duplicate"] + summary["filtered"]
+    nothing = summary["foreign_events"] > 0 and not settled and not follow
+    if nothing:
+        click.echo("photon: nothing was joined; `photon join --check` shows what a sample finds", err=True)
     incomplete = summary["unread_files"] or summary["lost_bytes"]
-    return 1 if incomplete or (summary["unlisted_files"] and not follow) else 0
+    return 1 if incomplete or nothing or (summary["unlisted_files"] and not follow) else 0
+
+
+def _check(
+    as_json: bool, primary: Sequence[str], foreign: Sequence[str], config: Path | None, **_: Any
+) -> int:
+    from photon.cluster.trial import try_join
+    from photon.core.settings import load_settings
+
+    trial = try_join(load_settings(config), primary, foreign)
+    if as_json:
+        pairs = [[one.decode("utf-8", "replace") for one in pair] for pair in trial.pairs]
+        click.echo(json.dumps(dataclasses.asdict(trial) | {"pairs": pairs}))
+        return 0 if trial.found else 1
+    for of_foreign, of_primary in trial.pairs:
+        click.echo(f"foreign  {_shown(of_foreign)}\nprimary  {_shown(of_primary)}\n")
+    read = "all primary logs" if trial.whole else f"the first {trial.primary:,} primary events"
+    share = f" ({trial.found / trial.foreign:.1%})" if trial.foreign else ""
+    click.echo(
+        f"{trial.found:,} of {trial.foreign:,} foreign events{share} have their primary event in {read}"
+    )
+    for side, why in trial.malformed.items():
+        click.echo(f"no {side} event: {why}")
+    if not trial.found:
+        click.echo(
+            "nothing would be joined: check the fields in photon.toml, or let `photon init` guess them"
+        )
+    return 0 if trial.found else 1
+
+
+def _shown(line: bytes) -> str:
+    return line[:_SHOWN_BYTES].decode("utf-8", "replace") + ("..." if len(line) > _SHOWN_BYTES else "")

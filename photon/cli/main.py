@@ -15,6 +15,7 @@ from photon.core.errors import PhotonError
 
 # name -> (module with a click command called `command`, or its attribute, or one of several; a line of help)
 _COMMANDS: Final = {
+    "init": ("photon.cli.init", "Write a photon.toml for your logs, guessed from their first lines."),
     "join": ("photon.cli.join", "Join logs with the whole system embedded on this machine."),
     "generate": ("photon.cli.generate", "Write query and click logs with their ground truth."),
     "dev": ("photon.cli.dev", "Run several datacenters on this machine, and kill one of them."),

@@ -449,6 +449,6 @@ def _tell_misnamed(display: RunDisplay, letters: Path, summary: Mapping[str, Any
                 first = json.loads(file.readline())
             display.notice(
                 f"no {side} event could be read: {first['file']} at {first['offset']}: {first['reason']}. "
-                f"Name the fields in a photon.toml, [{side}] (docs/configuration.md), and give it as "
+                f"Name the fields in a photon.toml, [{side}] (`photon init` guesses them), and give it as "
                 "--config, with another --out"
             )

@@ -119,7 +119,8 @@ def test_fields_by_other_names_are_told_of_with_the_setting_that_names_them(tmp_
     write_lines(tmp_path / "queries" / "q.jsonl", [{"query_id": "q1", "ts_us": 1}])
     write_lines(tmp_path / "clicks" / "c.jsonl", [{"id": "c1", "query": "q1", "ts_us": 2}])
     run = photon(*join_arguments(tmp_path, tmp_path / "out"))
-    assert run.returncode == 0
+    assert run.returncode == 1
+    assert "nothing was joined" in run.stderr
     assert json.loads(run.stdout)["primary_malformed"] == json.loads(run.stdout)["malformed"] == 1
     for side, file, field in (("primary", "q.jsonl", "`id`"), ("foreign", "c.jsonl", "`primary_id`")):
         (told,) = [line for line in run.stderr.splitlines() if f"no {side} event could be read" in line]

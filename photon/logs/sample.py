@@ -1,0 +1,102 @@
+"""The first lines of logs, without following them: for who looks at logs before there is a system."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from photon.core.errors import StorageError, UsageError
+from photon.logs.files import named_files
+from photon.logs.formats import split_chunk
+from photon.logs.packed import is_packed, unpacked
+
+STEP_BYTES: Final = 4 << 20
+_FIRST_BYTES: Final = 1 << 20
+_DECODER: Final = msgspec.json.Decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`events`: decoded lines that are objects; `first`: what the first file begins with."""
+
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    first: bytes = b""
+
+
+def pieces(path: str) -> Iterator[bytes]:
+    """What is in a file, unpacked, in pieces of whole lines, the last one as it is. StorageError."""
+    begun = b""
+    try:
+        for piece in _read(path):
+            whole, newline, rest = (begun + piece).rpartition(b"\n")
+            if newline:
+                yield whole + newline
+            begun = rest
+    except (OSError, EOFError, ValueError) as error:
+        raise StorageError(f"{path}: can't be read ({error})") from error
+    if begun:
+        yield begun
+
+
+def _read(path: str) -> Iterator[bytes]:
+    if is_packed(path):
+        yield from unpacked(path)
+        return
+    with open(path, "rb") as file:
+        while piece := file.read(STEP_BYTES):
+            yield piece
+
+
+def sample(patterns: Sequence[str], lines_max: int) -> Sample:
+    """About so many lines of all files that globs and directories name, the first of each. UsageError where
+    there is none; StorageError."""
+    paths = files_of(patterns)
+    found = Sample(first=next(pieces(paths[0]), b"")[:_FIRST_BYTES])
+    left = lines_max
+    for number, path in enumerate(paths):
+        for line in _lines(path, max(1, left // (len(paths) - number))):
+            left -= 1
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                event = _DECODER.decode(line)
+                if isinstance(event, dict):
+                    found.events.append(event)
+        if left <= 0:
+            break
+    return found
+
+
+def files_of(patterns: Sequence[str]) -> list[str]:
+    """UsageError where there is none."""
+    paths = named_files(patterns)
+    if not paths:
+        raise UsageError(f"no file matches {' '.join(patterns)}; check the path")
+    return paths
+
+
+def _lines(path: str, count: int) -> Iterator[bytes]:
+    for piece in pieces(path):
+        for line in split_chunk(piece).lines:
+            yield line
+            if (count := count - 1) <= 0:
+                return
+
+
+def no_json_lines(first: bytes) -> str:
+    """What a file that begins so is, and how it becomes JSON lines, where that can be told."""
+    text = first.lstrip()
+    line = text.partition(b"\n")[0].strip()
+    if line == b"{":
+        return "it is JSON over several lines; make a line of each object: jq -c . FILE"
+    if text.startswith(b"["):
+        return "it is one JSON array; make a line of each element: jq -c '.[]' FILE"
+    if text.startswith(b"PAR1"):
+        return "it is Parquet; make JSON lines of it: duckdb -c \"copy (from 'FILE') to 'OUT.jsonl'\""
+    for mark, name in ((b",", "comma"), (b"\t", "tab"), (b";", "semicolon")):
+        if line.count(mark) >= 1 and not line.startswith(b"{"):
+            return (
+                f"it looks like CSV with {name}s; make JSON lines of it: "
+                "duckdb -c \"copy (from 'FILE') to 'OUT.jsonl'\""
+            )
+    return "it holds no JSON objects, one a line (docs/formats.md)"

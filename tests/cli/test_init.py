@@ -1,0 +1,149 @@
+"""`photon init` and `photon join --check`: settings for logs that nobody has described."""
+
+import gzip
+import json
+import random
+import uuid
+
+import pytest
+
+from photon.core.settings import load_settings
+from photon.logs.fields import guess
+from tests.system import join, write_lines
+
+
+def ids(rng, count):
+    return [str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(count)]
+
+
+def a_pair(rng):
+    """Impressions and clicks of somebody else: nested, counted, priced, some twice."""
+    shown = ids(rng, 600)
+    primary = [
+        {
+            "imp": {"meta": {"uuid": one}},
+            "seq": n,
+            "served_at": f"2026-11-20T08:{n % 60:02}:10+02:00",
+            "price": 0.25,
+        }
+        for n, one in enumerate(shown)
+    ]
+    clicks = [
+        {"ClickId": f"c{n}", "n": n, "ctx": {"imp": {"id": rng.choice(shown)}}, "ts": 1_763_622_600 + n}
+        for n in range(200)
+    ]
+    return primary + primary[:20], clicks
+
+
+def test_nested_fields_units_and_which_field_names_which_are_found():
+    found = guess(*a_pair(random.Random(1)))
+    told = [
+        found.primary_id,
+        found.primary_time,
+        found.foreign_id,
+        found.foreign_primary_id,
+        found.foreign_time,
+    ]
+    assert [one and (one.path, one.unit, one.sure) for one in told] == [
+        ("imp.meta.uuid", "", True),
+        ("served_at", "rfc3339", True),
+        ("ClickId", "", True),
+        ("ctx.imp.id", "", True),
+        ("ts", "s", True),
+    ]
+    assert found.primary_id.why == "600 values in 620 lines"
+
+
+@pytest.mark.parametrize(
+    ("primary", "foreign", "wanted"),
+    [
+        # Both count from one, so that `id` is in `id`, too.
+        ({"id": int}, {"id": int, "query_id": lambda n: n // 2}, ("id", "id", "query_id")),
+        (
+            {"span_id": hex},
+            {"line": str, "uid": lambda n: f"u{n}", "span_id": hex},
+            ("span_id", "uid", "span_id"),
+        ),
+        ({"a.b": hex}, {"x": lambda n: -n, "of": hex}, ("a..b", "x", "of")),
+    ],
+)
+def test_names_decide_between_what_the_values_leave_open(primary, foreign, wanted):
+    def made(kinds):
+        return [{name: kind(n) for name, kind in kinds.items()} for n in range(300)]
+
+    found = guess(made(primary), made(foreign))
+    assert (found.primary_id.path, found.foreign_id.path, found.foreign_primary_id.path) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "unit"),
+    [
+        (1_763_622_600, "s"),
+        (1_763_622_600.25, "s"),
+        (1_763_622_600_000, "ms"),
+        (1_763_622_600_000_000, "us"),
+        (1_763_622_600_000_000_000, "ns"),
+        ("2026-11-20 08:10:00+02:00", "rfc3339"),
+        ("2026-11-20", ""),
+        (True, ""),
+        (12, ""),
+        (-5, ""),
+    ],
+)
+def test_units_of_times_are_told_by_their_size(value, unit):
+    found = guess([{"id": f"q{n}", "at": value} for n in range(9)], [{"id": "c", "of": "q1"}])
+    assert (found.primary_time.unit if found.primary_time else "") == unit
+
+
+def test_where_nothing_fits_nothing_is_claimed():
+    found = guess([{"kind": "a"}] * 50, [{"colour": "red"}] * 50)
+    assert (found.primary_id, found.foreign_id, found.foreign_primary_id, found.primary_time) == (None,) * 4
+
+
+def test_what_init_writes_joins_the_logs_and_check_says_so_before(tmp_path, command):
+    primary, clicks = a_pair(random.Random(2))
+    clicks[7]["ctx"]["imp"]["id"] = "nobody"
+    (tmp_path / "queries").mkdir()
+    packed = b"".join(json.dumps(event).encode() + b"\n" for event in primary[:300])
+    (tmp_path / "queries" / "old.jsonl.gz").write_bytes(gzip.compress(packed))
+    write_lines(tmp_path / "queries" / "new.jsonl", primary[300:])
+    write_lines(tmp_path / "clicks" / "c.jsonl", clicks)
+    logs = ("--primary", tmp_path / "queries", "--foreign", tmp_path / "clicks")
+    config = tmp_path / "photon.toml"
+    wrong = command("join", "--check", *logs)
+    assert wrong.status == 1
+    assert "0 of 0 foreign events" in wrong.out and "missing required field `id`" in wrong.out
+    done = command("init", *logs, "--config", config)
+    assert done.status == 0, done.err
+    assert "foreign.primary_id  ctx.imp.id" in done.out
+    assert load_settings(config).primary.id == "imp.meta.uuid"
+    again = command("init", *logs, "--config", config)
+    assert (again.status, again.err.count("\n")) == (2, 1)
+    checked = command("join", "--check", *logs, "--config", config)
+    assert checked.status == 0
+    assert "199 of 200 foreign events (99.5%) have their primary event in all primary logs" in checked.out
+    assert checked.out.count("primary  {") == 3
+    told = json.loads(command("join", "--check", "--json", *logs, "--config", config).out)
+    assert (told["foreign"], told["found"], len(told["pairs"])) == (200, 199, 3)
+    summary = join(tmp_path, tmp_path / "out", "--config", config)
+    assert (summary["joined"], summary["unjoinable"]) == (199, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id,time\n1,2\n", "it looks like CSV with commas"),
+        ('{\n "id": 1\n}\n', "it is JSON over several lines; make a line of each object: jq -c . FILE"),
+        ('[{"id": 1},\n{"id": 2}]\n', "it is one JSON array"),
+        ("hello\n", "it holds no JSON objects"),
+    ],
+)
+def test_what_is_no_json_lines_is_named_with_the_mend(tmp_path, command, text, said):
+    (tmp_path / "p").write_text(text)
+    write_lines(tmp_path / "f.jsonl", [{"id": "c"}])
+    done = command(
+        "init", "--primary", tmp_path / "p", "--foreign", tmp_path / "f.jsonl", "--config", tmp_path / "x"
+    )
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert said in done.err
+    assert not (tmp_path / "x").exists()
