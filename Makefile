@@ -77,7 +77,7 @@ proto: $(VENV)/.dev  ## make the generated code anew
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: $(VENV)/bin/python setup.cfg requirements/run.txt
+$(VENV)/.run: $(VENV)/bin/python pyproject.toml requirements/run.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/run.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@

@@ -22,7 +22,7 @@ import msgspec
 
 from joiner.output_files import LINES, PARQUET
 from photon.core.columns import Column, Field, decoder_of, join_lines, parse_path
-from photon.core.errors import SettingsError, StorageError, UsageError
+from photon.core.errors import StorageError
 from photon.core.settings import Settings
 from photon.logs.formats import Lines, Malformed, decode, split_chunk
 
@@ -71,12 +71,9 @@ def blocks_of(path: Path) -> Iterator[tuple[int, bytes]]:
 def parquet_lines(source: Any) -> Iterator[bytes]:
     """A joined log as Parquet (`convert`), a path or a file of pyarrow -> its rows as lines, in chunks.
 
-    StorageError where it can't be read; UsageError without pyarrow.
+    StorageError where it can't be read.
     """
-    try:
-        arrow, files = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UsageError(f"{source}: needs pyarrow; install photon-joiner[parquet]") from error
+    arrow, files = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     try:
         with files.ParquetFile(source) as file:
             schema = file.schema_arrow
@@ -137,17 +134,6 @@ def inside(settings: Settings) -> Field:
 
 
 # --- To Parquet.
-
-
-def check_installed() -> None:
-    """SettingsError if pyarrow is missing."""
-    try:
-        importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise SettingsError(
-            "joiner.output_format = 'parquet' needs pyarrow, which is not installed; "
-            "install photon-joiner[parquet] or set it to 'jsonl'"
-        ) from error
 
 
 def convert(source: Path, target: Path, rest: Rest = lambda: None) -> int:

@@ -33,7 +33,7 @@ from photon.core.disk import (
     write_all,
     write_file,
 )
-from photon.core.errors import CorruptStateError, SettingsError, UsageError
+from photon.core.errors import CorruptStateError, SettingsError
 from photon.logs.writer import LogPosition, RotatingLog
 
 LINES: Final = ".jsonl"
@@ -165,7 +165,7 @@ def count_joined(directory: Path, writers: str = "") -> int:
 
     `writers`: how the names begin of those that count (`joiner-`, `backfill-`); all do by default.
     A file that is converted meanwhile, or stood half converted when its joiner was killed, counts once.
-    CorruptStateError, StorageError; UsageError where a Parquet file is in no manifest and pyarrow is missing.
+    CorruptStateError, StorageError.
     """
     return sum(_count_in(Path(place), writers) for place, _, _ in os.walk(directory))
 
@@ -209,14 +209,7 @@ def _count_rows(path: Path, entry: CompleteFile | None) -> int | None:
             return entry.lines
     except FileNotFoundError:
         return None
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise UsageError(
-            f"{path}: in no manifest, and pyarrow, which could count its rows, is not installed; "
-            "install photon-joiner[parquet]"
-        ) from error
-    rows: int = parquet.read_metadata(path).num_rows
+    rows: int = importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows
     return rows
 
 

@@ -25,7 +25,6 @@ from joiner.adapter import BatchAdapter, Guard, keeps_default_line, load_adapter
 from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
 from joiner.intents import Intent, IntentJournal
-from joiner.joined_lines import check_installed
 from joiner.leases import Lease, LeaseKeeper, TokenSource
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
@@ -174,8 +173,6 @@ class Worker:
             wanted.requests_in_flight_max,
             "requests are in flight; send again later or raise joiner.requests_in_flight_max",
         )
-        if wanted.output_format == "parquet":
-            check_installed()
         rng = Random()
         self._tokens = TokenSource(home.address, clock, rng)
         own = Lease(home.address, self._tokens.incarnation, settings.registry.lease_s)

@@ -31,7 +31,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt, RegistryClient
-from joiner import joined_lines
 from joiner.adapter import load_adapter
 from joiner.leases import Lease, LeaseKeeper
 from joiner.output import Checkpoint
@@ -98,8 +97,6 @@ def backfill(
     began, clock = time.monotonic(), SystemClock()
     place, settings = order.place, order.settings
     load_adapter(settings.adapter.use, settings.adapter.field)
-    if order.output_format == "parquet":
-        joined_lines.check_installed()
     with locked(place), ExitStack() as opened:
         session: Session = cache(lambda: opened.enter_context(open_session()))  # when it is first needed
         client = opened.enter_context(order.registry.client(_CLIENT_TIMEOUT_S, clock))

@@ -1,11 +1,11 @@
 """Bad usage and bad settings: one line that says what, where and how to mend it; exit status 2."""
 
-import configparser
 import errno
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -156,9 +156,8 @@ def test_grpc_tells_the_log_of_a_server_whom_it_refused(role, monkeypatch):
 
 
 def test_the_command_that_is_installed_is_python_m_photon():
-    setup = configparser.ConfigParser()
-    setup.read(Path(__file__).parents[2] / "setup.cfg")
-    assert setup["options.entry_points"]["console_scripts"].split() == ["photon", "=", "photon.__main__:main"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"photon": "photon.__main__:main"}
 
 
 def test_python_without_assertions_is_refused():

@@ -68,7 +68,7 @@ def fetch_wheels(engine: Engine, cache: Path) -> Path:
             "--wheel-dir=/wheels",
         ]
         engine.docker(
-            *arguments, BASE, *pip, "-r", "/requirements/run.txt", "setuptools>=68", timeout_s=_FETCH_S
+            *arguments, BASE, *pip, "-r", "/requirements/run.txt", "setuptools>=77", timeout_s=_FETCH_S
         )
         partial.replace(wheels)
     return wheels

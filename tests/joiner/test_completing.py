@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import zlib
 
 import pyarrow.parquet
@@ -11,7 +10,7 @@ import pytest
 from joiner import completion as completing
 from joiner.output_files import complete_files, count_joined
 from photon.core.clock import SystemClock
-from photon.core.errors import CorruptStateError, SettingsError
+from photon.core.errors import CorruptStateError
 from tests.joiner.fakes import (
     Crash,
     FailingWrites,
@@ -312,10 +311,3 @@ def test_files_that_are_listed_as_lines_stay_lines(make, east, tmp_path):
     worker.stop(1)
     assert listed(east) == ["joiner-000000.jsonl", "joiner-000001.parquet"]
     assert count_joined(tmp_path) == 2
-
-
-def test_parquet_without_pyarrow_is_refused_at_the_start(make, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SettingsError, match=r"install photon-joiner\[parquet\]"):
-        make(output_format="parquet")
-    make()
