@@ -14,7 +14,7 @@ takes what it does not know for renewed just now.
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from idregistry.peers import Fact, Peers, fact_of, newest
+from idregistry.peers import TELLS_S_MAX, Fact, Peers, fact_of, newest
 from idregistry.rules import commands
 from idregistry.rules.commands import DirectoryCommand, Rejected, Row, Standing, encode
 from idregistry.rules.directory import (
@@ -259,6 +259,9 @@ class Coordinator:
             "the deadline passed while the request waited",
         )
         self._housekeeping = False
+        self._leaving: tuple[str, str] | None = None
+        self._leaving_at = clock.monotonic()
+        """When this replica first saw that replacement, or that there is none."""
         self._seen: dict[int, float] = {}
         """Incarnation -> when its last renewal was seen, monotonic seconds."""
 
@@ -325,17 +328,18 @@ class Coordinator:
         """What every shard has forgotten, as this replica knows. Any thread."""
         return min((fact.boundary_us for fact in self.facts().values()), default=NO_BOUNDARY)
 
-    def facts(self) -> dict[int, Fact]:
-        """Shard -> what is known of it, of those that there are. Any thread."""
+    def facts(self, members_from: float = 0.0) -> dict[int, Fact]:
+        """Shard -> what is known of it, of those that there are. Any thread. `members_from`: as of
+        Peers.facts."""
         view = self._state.view
         hosted = {one.group: fact_of(one) for one in self._hosting.shards.values()}
-        of_groups = newest(() if self._peers is None else self._peers.facts()) | hosted
+        of_groups = newest(() if self._peers is None else self._peers.facts(members_from)) | hosted
         groups = {shard: view.group(shard) for shard in view.founders}
         return {shard: of_groups[group] for shard, group in groups.items() if group in of_groups}
 
-    def of_all(self) -> dict[int, Fact] | None:
+    def of_all(self, members_from: float = 0.0) -> dict[int, Fact] | None:
         """The same, of all shards; None where one is not known, and then it soon is. Any thread."""
-        facts = self.facts()
+        facts = self.facts(members_from)
         if facts.keys() == self._state.view.founders.keys():
             return facts
         self.hurry()
@@ -410,14 +414,18 @@ class Coordinator:
         for name in view.retiring:
             if name not in view.homes.values() and view.proposal is None and view.leaving is None:
                 return commands.DropSet(now_us, name)
-        if view.proposal is not None or view.leaving is not None:
+        if view.proposal is not None:
             self.hurry()
-        if view.proposal is not None or view.leaving is not None or self._may_trim(view.configuration):
-            facts = self.of_all()
-            if facts is not None:
-                command = _due_of_shards(log, view, view.configuration, facts, now_us)
-                if command is not None or view.proposal is not None:
-                    return command
+            return _decide(view.proposal, [*view.founders], self.facts(), now_us)
+        if view.leaving != self._leaving:
+            self._leaving, self._leaving_at = view.leaving, self._clock.monotonic()
+        if view.leaving is not None:
+            self.hurry()
+        if view.leaving is not None or self._may_trim(view.configuration):
+            facts = self.of_all(self._leaving_at + TELLS_S_MAX)
+            command = facts and _due_of_shards(log, view, view.configuration, facts, now_us)
+            if command:
+                return command
         return self._lease_to_forget(now_us)
 
     def _may_trim(self, configuration: Configuration) -> bool:
@@ -442,8 +450,6 @@ def _due_of_shards(
     log: ReplicatedLog, view: View, configuration: Configuration, facts: Mapping[int, Fact], now_us: int
 ) -> DirectoryCommand | None:
     """What is due by what is known of all shards."""
-    if view.proposal is not None:
-        return _decide(view.proposal, facts, now_us)
     if len(configuration.intervals) > 1:
         boundary_us = min(one.boundary_us for one in facts.values())
         if configuration.intervals[1].start_us <= configuration.needed_from(boundary_us):
@@ -456,12 +462,16 @@ def _due_of_shards(
     return None
 
 
-def _decide(proposal: Proposal, facts: Mapping[int, Fact], now_us: int) -> DirectoryCommand | None:
-    """Whether a proposal holds, once every shard has prepared for it, or its time is up."""
+def _decide(
+    proposal: Proposal, shards: Sequence[int], facts: Mapping[int, Fact], now_us: int
+) -> DirectoryCommand | None:
+    """Whether a proposal holds, once every shard has prepared for it, or its time is up: also where nobody
+    tells of a shard, for those that have prepared are closed."""
     late = []
-    for number, fact in facts.items():
-        prepared = fact.prepared
-        if prepared is None or prepared.version != proposal.version:
+    for number in shards:
+        fact = facts.get(number)
+        prepared = None if fact is None else fact.prepared
+        if fact is None or prepared is None or prepared.version != proposal.version:
             late.append(number)
         elif not prepared.fits:
             return commands.Abandon(

@@ -7,7 +7,7 @@ somebody waits for what the others know.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -25,7 +25,8 @@ from photon.rpc.network import LOOPBACK, Network
 ASK_EVERY_S: Final = 5.0
 HURRY_S: Final = 0.2
 _HURRIES_S: Final = 2.0
-_TIMEOUT_S: Final = 2.0
+TELLS_S_MAX: Final = 2.0
+"""An answer may be so old when it is heard."""
 _KEEP_S: Final = 60.0
 
 
@@ -139,9 +140,14 @@ class Peers:
             clocks_us.append(self._clock.now_us())
         return majority_time_us(clocks_us, len(names))
 
-    def facts(self) -> list[Fact]:
-        """Of the shards that others host, as they last said. Any thread."""
-        return [fact for _, facts, _ in self._answers.values() for fact in facts]
+    def facts(self, members_from: float = 0.0) -> list[Fact]:
+        """Of the shards that others host, as they last said; members only where that was heard from
+        `members_from` on (monotonic s), for of them an old answer may not be true any more. Any thread."""
+        return [
+            fact if at >= members_from else replace(fact, members=None)
+            for _, facts, at in self._answers.values()
+            for fact in facts
+        ]
 
     def hurry(self) -> None:
         """Somebody waits for what the others know. Any thread."""
@@ -157,7 +163,7 @@ class Peers:
         self._stopped = True
         self._wake.set()
         if self._thread.ident is not None:
-            self._thread.join(2 * _TIMEOUT_S)
+            self._thread.join(2 * TELLS_S_MAX)
 
     def _run(self) -> None:
         channels: dict[str, grpc.Channel] = {}
@@ -183,7 +189,7 @@ class Peers:
         for address in channels.keys() - {*others.values()}:
             channels.pop(address).close()
         calls = {
-            name: IdRegistryStub(channels[address]).Now.future(pb.NowRequest(), timeout=_TIMEOUT_S)  # type: ignore[no-untyped-call]  # generated
+            name: IdRegistryStub(channels[address]).Now.future(pb.NowRequest(), timeout=TELLS_S_MAX)  # type: ignore[no-untyped-call]  # generated
             for name, address in others.items()
         }
         answers = {name: answer for name, answer in self._answers.items() if name in others}

@@ -1,10 +1,13 @@
 """What the directory's leader decides: reshardings, the table's past, leases."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from idregistry.coordinator import Coordinator, Look, Wanted
+from idregistry.peers import TELLS_S_MAX, Fact
 from idregistry.rules.commands import (
+    AddSet,
     Boundary,
     Cancel,
     Commit,
@@ -17,10 +20,12 @@ from idregistry.rules.commands import (
     Propose,
     Rejected,
     Replace,
+    Row,
     Standing,
     encode,
 )
 from idregistry.rules.directory import DirectoryState, Proposal, iso_utc
+from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import ShardState
 from idregistry.rules.steward import FENCES_A_STEP, command_due
@@ -39,14 +44,21 @@ SECOND_US = 1_000_000
 class Bench:
     """A directory led by r0, and its shards, which do as it says when `follow` is called."""
 
-    def __init__(self, shards: int = 2) -> None:
+    def __init__(self, shards: int = 2, peers: Any = None) -> None:
         self.clock = ManualClock(NOW_US)
         self.state = DirectoryState()
         self.hosting: Any = SimpleNamespace(shards={}, follow=lambda view: False, behind=False)
         founding = Found(0, shards, ROWS, IDENTITY)
         settings = Registry(clock_skew_s=1.0)
         self.coordinator = Coordinator(
-            self.state, founding, settings, self.clock, lambda: None, self.hosting, lambda: None
+            self.state,
+            founding,
+            settings,
+            self.clock,
+            lambda: None,
+            self.hosting,
+            lambda: None,
+            peers=peers,
         )
         self.log = FakeLog(self.state, of_group=MEMBERS)
         self.tick()
@@ -199,6 +211,59 @@ def test_nothing_is_decided_while_a_shard_is_not_open_here_yet() -> None:
     bench.hosted[1] = one
     bench.tick()
     assert bench.state.view.proposal is None
+
+
+def test_a_resharding_is_given_up_at_its_start_though_nobody_tells_of_a_shard() -> None:
+    """The others are closed from there on."""
+    bench = Bench()
+    proposal = bench.reshard(4)
+    bench.follow()
+    del bench.hosted[1]
+    bench.clock.advance((proposal.start_us - NOW_US) / 1e6)
+    bench.tick()
+    assert bench.state.view.abandoned == (
+        proposal.version,
+        "shard 1 did not prepare in time: is there a majority of it?",
+    )
+
+
+class OtherSet:
+    """The replicas of the set b, as the directory's leader hears of them; `members` at the time `at`."""
+
+    def __init__(self) -> None:
+        self.group = -1
+        self.members = Members(("b0", "b1", "b2"))
+        self.at = 0.0
+        self.hurried = 0
+
+    def facts(self, members_from: float = 0.0) -> list[Fact]:
+        members = self.members if self.at >= members_from else None
+        return [Fact(self.group, NOW_US, NO_BOUNDARY, 0, None, members)] if self.group > 0 else []
+
+    def hurry(self) -> None:
+        self.hurried += 1
+
+
+def test_members_of_another_set_count_only_where_they_were_told_after_the_replacement_began() -> None:
+    """A replacement that was turned round has the members from before it as its aim."""
+    others = OtherSet()
+    bench = Bench(1, peers=others)
+    rows = tuple(Row(f"b{n}", "h", n, f"b{n}:1", "b") for n in range(3))
+    assert bench.decided(AddSet(0, rows)) is True
+    view = bench.state.view
+    bench.state.view = replace(
+        view, homes={0: "main", 1: "b"}, founders={**view.founders, 1: ("b0", "b1", "b2")}
+    )
+    bench.log.of_group = Members(("r0", "r1", "r2"), ("b0", "b1", "b2"))
+    others.group, others.at = bench.state.view.group(1), bench.clock.monotonic()
+    assert bench.decided(Replace(0, "b1", row("b9"))) is True
+    assert bench.decided(Cancel(0, "b9")) is True
+    bench.clock.advance(1.0)
+    bench.tick()
+    assert bench.state.view.leaving == ("b9", "b1"), "that is what was so before"
+    others.at = bench.clock.monotonic() + TELLS_S_MAX
+    bench.tick()
+    assert bench.state.view.leaving is None and others.hurried > 0
 
 
 def test_a_leader_with_an_old_directory_proposes_nothing_that_its_shard_knows_better() -> None:
