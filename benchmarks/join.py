@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
+import psutil
 
 from benchmarks.join_peers import beside_us, figures
 from benchmarks.measuring import BenchError, ProcessTree, Row, Tail, Usage, fresh, machine_now, percentiles
@@ -122,6 +123,10 @@ def photon_join(
         try:
             yield process
         finally:
+            if under:  # it leaves what it ran alone
+                with suppress(psutil.Error):
+                    for one in psutil.Process(process.pid).children():
+                        one.kill()
             process.kill()
 
 

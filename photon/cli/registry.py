@@ -60,7 +60,7 @@ def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
                     "version": result.version,
                     "start_us": result.start_us,
                     "why": result.why,
-                    "intervals": [[interval.start_us, interval.shards] for interval in intervals],
+                    "intervals": [[interval.start_us, len(interval.shards)] for interval in intervals],
                 }
             )
         )

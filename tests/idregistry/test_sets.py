@@ -27,10 +27,11 @@ from idregistry.rules.commands import (
 )
 from idregistry.rules.directory import DirectoryState, Proposal, View
 from idregistry.rules.sets import MAIN, spread
-from photon.core.columns import split_ids
+from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
+from photon.core.ids import Token
 from tests.idregistry.cluster import NODES, Cluster
-from tests.idregistry.kit import NOW_US, ROWS, directory, row
+from tests.idregistry.kit import FENCED, NOW_US, ROWS, directory, event_ids, row
 from tests.idregistry.load import Load
 from tests.waiting import wait_until
 
@@ -230,6 +231,12 @@ def test_commits_go_on_from_one_set_to_three_with_leaders_killed(make_cluster: M
         load.wait_for(20)
     load.end()
     assert_held_once(cluster, load, where)
+    now_us = time.time_ns() // 1000
+    for incarnation in range(100, 105):  # once a fence is told, no shard of any set lets it win
+        assert admin.fence(incarnation).fenced
+        ids = event_ids(*range(incarnation * 1000, incarnation * 1000 + 60))
+        token = Token("joiner:1", incarnation, 1).pack()
+        assert admin.commit(ids, pack_times([now_us] * 60), token) == bytes([FENCED] * 60)
     held = [
         cluster.shard_status(nodes[0], s)["ids"]
         for n, nodes in where.items()

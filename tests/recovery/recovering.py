@@ -160,7 +160,7 @@ class PlainReading:
 
     def _registered(self) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        for shard in range(self._client.configuration().shards):
+        for shard in self._client.configuration().shards:
             for piece in self._client.scan(shard, fresh=True):
                 found.update(zip(split_ids(piece.ids), piece.tokens, strict=True))
         return found
