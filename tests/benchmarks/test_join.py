@@ -306,8 +306,9 @@ def test_who_waits_for_a_run_to_start_stops_asking_when_it_has(tmp_path, monkeyp
     class Answering(StatusReader):
         def read(self):
             readers.append(self)
-            well = {"has_quorum": True}
-            return Sample(0.0, {"registry-r0": {"directory": well, "shards": [well]}})
+            well = {"has_quorum": True, "shard": 0}
+            replica = {"directory": well, "shards": [well], "shards_expected": [0]}
+            return Sample(0.0, {"registry-r0": replica})
 
     monkeypatch.setattr(join, "StatusReader", Answering)
     (tmp_path / ".photon").mkdir()

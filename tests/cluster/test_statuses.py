@@ -131,3 +131,17 @@ def test_what_the_supervisor_noticed_is_told_in_the_order_in_which_it_happened(t
     cluster.supervisor.notices += ["r0 ended", "r1 ended"]
     RunLoop(cluster, None, None, [], told.append, 1.0)._tell(Sample(0.0, {}))
     assert told == ["r0 ended", "r1 ended"] and cluster.supervisor.notices == []
+
+
+def test_a_registry_of_two_sets_has_a_quorum_when_each_shard_has_one():
+    def replica(*, hosts, led):
+        shards = [{"shard": shard, "has_quorum": shard in led} for shard in hosts]
+        return {"directory": {"has_quorum": True}, "shards": shards, "shards_expected": hosts}
+
+    def has_quorum(led_of_main, led_of_b):
+        of_main, of_b = replica(hosts=[0, 1], led=led_of_main), replica(hosts=[2], led=led_of_b)
+        return Sample(0.0, {"registry-r0": of_main, "registry-s0": of_b, "registry-s1": None}).has_quorum()
+
+    assert has_quorum([0, 1], [2])
+    assert not has_quorum([0], [2])
+    assert not has_quorum([0, 1], [])
