@@ -25,13 +25,13 @@ from benchmarks.measuring import BenchError, Row, cpu_seconds, percentiles
 from idregistry.client import RegistryClient
 from photon.cluster.local_cluster import free_ports
 from photon.cluster.supervisor import child_environment, die_with_parent, last_message
-from photon.cluster.topology import MAIN, Replica, Topology, write_topology
+from photon.cluster.topology import Replica, Topology, write_topology
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError
 from photon.core.fates import Committed
 from photon.core.ids import Token
-from photon.core.settings import parse_settings
+from photon.core.settings import MAIN_SET, parse_settings
 
 NODES: Final = ("r0", "r1", "r2")
 _READY_S: Final = 60.0
@@ -43,7 +43,7 @@ class Cluster:
     """What `running` gives."""
 
     def __init__(self, directory: Path, command: Sequence[str], sets: int = 1) -> None:
-        names = [MAIN, *(f"set{n}" for n in range(1, sets))]
+        names = [MAIN_SET, *(f"set{n}" for n in range(1, sets))]
         self.sets = {f"r{n}": names[n // len(NODES)] for n in range(sets * len(NODES))}
         """Replica -> its set."""
         ports = free_ports(2 * len(self.sets), random.Random())

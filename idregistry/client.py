@@ -358,11 +358,11 @@ class RegistryClient:
         """
         self._rounds.ask_directory("Replace", pb.ReplaceRequest(cancel=new))
 
-    def add_set(self, name: str, rows: Sequence[Row]) -> None:
+    def add_set(self, rows: Sequence[Row]) -> None:
         """Let a new set of empty replicas in. UsageError for names and addresses that can't be."""
         replicas = [
             pb.Replica(
-                name=row.name, raft_host=row.raft_host, raft_port=row.raft_port, grpc=row.grpc, set=name
+                name=row.name, raft_host=row.raft_host, raft_port=row.raft_port, grpc=row.grpc, set=row.set
             )
             for row in rows
         ]

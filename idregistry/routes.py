@@ -19,12 +19,12 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import BEGINNING, NOWHERE, Configuration, Route, unpack_configuration
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 from photon.core.ids import ID_BYTES
+from photon.core.settings import MAIN_SET
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK, Network, failure_of
@@ -417,7 +417,7 @@ class Routes:
 
     def _place(self, answer: pb.DirectoryResponse) -> None:
         set_of = {replica.grpc: replica.set for replica in answer.replicas}
-        homes = {DIRECTORY: MAIN, **dict(zip(answer.shards, answer.homes, strict=True))}
+        homes = {DIRECTORY: MAIN_SET, **dict(zip(answer.shards, answer.homes, strict=True))}
         of_set = {
             name: tuple(address for address in self.addresses if set_of.get(address) == name)
             for name in {*homes.values()}

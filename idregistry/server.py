@@ -15,14 +15,13 @@ from idregistry.coordinator import Coordinator, Hosting
 from idregistry.peers import Peers
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
-from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX
 from idregistry.rules.steward import reached_us
 from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from photon.core.addresses import joined
 from photon.core.clock import Clock
-from photon.core.settings import Registry
+from photon.core.settings import MAIN_SET, Registry
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog
@@ -95,7 +94,7 @@ class RegistryServer:
             on_fatal=self._fatal,
         )
         founders = tuple(me.rows[name] for name in sorted(me.rows))
-        of_main = [row.name for row in founders if row.set == MAIN]
+        of_main = [row.name for row in founders if row.set == MAIN_SET]
         self._coordinator = Coordinator(
             self._state,
             Found(0, settings.shards, founders, secrets.token_bytes(IDENTITY_BYTES), me.spread_us),

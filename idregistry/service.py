@@ -32,7 +32,6 @@ from idregistry.rules.packing import (
     segments_mistake,
     token_mistake,
 )
-from idregistry.rules.sets import MAIN, REPLICAS_MAX
 from idregistry.rules.sharding import Route
 from idregistry.rules.surveys import Scanned, gone_joiners
 from idregistry.shard import (
@@ -47,8 +46,9 @@ from idregistry.shard import (
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX
-from photon.core.settings import IDENTITY_DIGEST_BYTES
+from photon.core.settings import IDENTITY_DIGEST_BYTES, MAIN_SET
 from photon.raft.port import Refusal, Refused, ReplicatedLog, Unknown
+from photon.raft.rules.members import MEMBERS_MAX
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer
 
@@ -423,7 +423,7 @@ class IdRegistryService(IdRegistryServicer):
             _mistake(context, mistake)
         what: Wanted = commands.RetireSet(0, request.retire)
         if not request.retire:
-            what = commands.AddSet(0, tuple(_row(one) for one in request.add[: REPLICAS_MAX + 1]))
+            what = commands.AddSet(0, tuple(_row(one) for one in request.add[: MEMBERS_MAX + 1]))
         self._ask(what, context)
         return pb.SetResponse()
 
@@ -546,7 +546,7 @@ class IdRegistryService(IdRegistryServicer):
 
 
 def _row(replica: pb.Replica) -> commands.Row:
-    name = replica.set or MAIN
+    name = replica.set or MAIN_SET
     return commands.Row(replica.name, replica.raft_host, replica.raft_port, replica.grpc, name)
 
 

@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from idregistry.rules.packing import TIME_BYTES
-from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import Configuration, Route
 from photon.core.errors import CorruptStateError
 from photon.core.ids import ID_BYTES
 from photon.core.protocol import OLDEST, is_read, not_read
+from photon.core.settings import MAIN_SET
 
 IDENTITY_BYTES: Final = 16
 
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     raft_host: str
     raft_port: int
     grpc: str
-    set: str = MAIN
+    set: str = MAIN_SET
 
 
 class Found(_Command, frozen=True):
@@ -309,9 +309,13 @@ def decode_directory(data: bytes) -> DirectoryCommand:
     return command
 
 
+def version_of(data: bytes) -> int:
+    """The protocol version that a command's bytes are of; 0 where they are none."""
+    return data[1] if data[:1] == _PAIR and len(data) > 1 else 0
+
+
 def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any], what: str) -> Any:
-    version = data[1] if data[:1] == _PAIR and len(data) > 1 else 0
-    if not is_read(version):
+    if not is_read(version := version_of(data)):
         raise CommandError(f"a {what} command in the log is of {not_read(version)}")
     try:
         return decoder.decode(data)[1]

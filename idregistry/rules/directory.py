@@ -16,7 +16,7 @@ import msgspec
 
 from idregistry.rules import commands
 from idregistry.rules.commands import CommandError, Mismatched, Rejected, Row, decode_directory
-from idregistry.rules.sets import MAIN, REPLICAS_MAX, spread
+from idregistry.rules.sets import spread
 from idregistry.rules.sharding import (
     BEGINNING,
     HORIZON,
@@ -28,6 +28,8 @@ from idregistry.rules.sharding import (
 )
 from photon.core.errors import CorruptStateError
 from photon.core.protocol import OLDEST, is_read, not_read
+from photon.core.settings import MAIN_SET
+from photon.raft.rules.members import MEMBERS_MAX
 
 DIRECTORY_GROUP: Final = 0
 
@@ -89,7 +91,7 @@ class View:
 
     def home(self, shard: int | None) -> str:
         """The set of a shard, or, of None, the directory's."""
-        return MAIN if shard is None else self.homes[shard]
+        return MAIN_SET if shard is None else self.homes[shard]
 
     def staying(self, name: str) -> tuple[str, ...]:
         """The replicas of a set, without who is leaving; sorted."""
@@ -99,7 +101,7 @@ class View:
     @property
     def following(self) -> tuple[str, ...]:
         """The replicas of other sets than the directory's, without who is leaving; sorted."""
-        others = sorted({row.set for row in self.replicas.values()} - {MAIN})
+        others = sorted({row.set for row in self.replicas.values()} - {MAIN_SET})
         return tuple(sorted(replica for name in others for replica in self.staying(name)))
 
     @property
@@ -327,8 +329,8 @@ class DirectoryState(_Kept, dict=True, eq=False):
     def _retire_set(self, command: commands.RetireSet) -> bool | Rejected:
         view, name = self.view, command.name
         sets = sorted({row.set for row in view.replicas.values()})
-        if name == MAIN or name not in sets:
-            others = ", ".join(one for one in sets if one != MAIN) or "none"
+        if name == MAIN_SET or name not in sets:
+            others = ", ".join(one for one in sets if one != MAIN_SET) or "none"
             return Rejected(f"no set '{name}' that can be retired; there are: {others}")
         if name not in view.retiring:
             self.view = replace(view, retiring=(*view.retiring, name))
@@ -499,8 +501,8 @@ def _no_set(view: View, rows: Sequence[Row]) -> str | None:
         return "a set is an odd number of replicas, which name one set, each once"
     if any(row.set in names for row in view.replicas.values()):
         return f"there is a set '{min(names)}' already, of other replicas"
-    if len(view.replicas) + len(rows) > REPLICAS_MAX:
-        return f"there are {len(view.replicas)} replicas; all sets may have {REPLICAS_MAX}"
+    if len(view.replicas) + len(rows) > MEMBERS_MAX:
+        return f"there are {len(view.replicas)} replicas; all sets may have {MEMBERS_MAX}"
     used = sorted(row.name for row in rows if row.name in view.replicas or row.name in view.removed)
     return f"'{used[0]}' is or was a replica's name: give names never used before" if used else None
 

@@ -1,7 +1,7 @@
 """Registry sets: which processes have a replica of which shard (paper 2.2.2: "separate servers"). Pure.
 
-A set is a few replicas, in as many datacenters, which host the same shards. The directory is of the set MAIN;
-all others follow it as learners. A resharding spreads its shards evenly over all sets, so load comes to a new
+A set is a few replicas, in as many datacenters, which host the same shards. The directory is of MAIN_SET; all
+others follow it as learners. A resharding spreads its shards evenly over all sets, so load comes to a new
 set with the event time from which the shards hold, and nothing is copied. A set that is to go has no part in
 the next resharding, and is empty when the registry has forgotten what it held.
 """
@@ -9,11 +9,6 @@ the next resharding, and is empty when the registry has forgotten what it held.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import count
-from typing import Final
-
-MAIN: Final = "main"
-REPLICAS_MAX: Final = 64
-"""Of all sets: each follows the directory's group (photon.raft.rules.members.MEMBERS_MAX)."""
 
 
 def spread(shards: int, sets: Iterable[str], homes: Mapping[int, str]) -> dict[int, str]:

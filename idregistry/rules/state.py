@@ -20,7 +20,16 @@ from operator import is_
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, decode
+from idregistry.rules.commands import (
+    Boundary,
+    Commit,
+    Configure,
+    Fences,
+    Prepare,
+    Release,
+    decode,
+    version_of,
+)
 from idregistry.rules.packing import (
     FEW,
     NO_BOUNDARY,
@@ -50,6 +59,7 @@ from idregistry.rules.table import Head, IdTable, pack, unpack
 from photon.core.accounts import window_of
 from photon.core.columns import unpack_times
 from photon.core.fates import Committed, Registered, Released
+from photon.core.protocol import OLDEST
 
 
 class Facts:
@@ -70,6 +80,8 @@ class Facts:
         """The latest time a leader stamped into a command."""
         self.latest_us = BEGINNING
         """The latest event time below HORIZON that was ever registered."""
+        self.protocol = OLDEST
+        """The newest version of a command that was applied (photon.core.protocol)."""
         self.fences: list[int] = []
         """The directory's fences that are here: its list, from the first on."""
         self._fenced: set[bytes] = set()
@@ -329,6 +341,7 @@ class ShardState:
         """
         facts = self._facts
         decoded = decode(command)
+        facts.protocol = max(facts.protocol, version_of(command))
         facts.time_us = max(facts.time_us, decoded.time_us)
         facts.counts.tally.move_on(window_of(facts.time_us))
         match decoded:
@@ -362,6 +375,7 @@ class ShardState:
             len(facts.fences),
             len(facts.holders.names),
             facts.holders.last,
+            facts.protocol,
         )
         cut = facts.table.exact_cut(facts.live)
         return pack(head, dict(facts.holders.names), list(facts.fences), cut)
@@ -375,7 +389,7 @@ class ShardState:
         head, names, fences, columns, counts = unpack(chunks)
         facts = Facts(self._shard, IdTable(columns), Holders(names, head.last_holder))
         facts.counts = counts
-        facts.time_us, facts.latest_us = head.time_us, head.latest_us
+        facts.time_us, facts.latest_us, facts.protocol = head.time_us, head.latest_us, head.protocol
         if head.configuration is not None:
             facts.ownership.configure(head.configuration)
         # Not raised: holders are forgotten by the command alone, on all replicas at once.

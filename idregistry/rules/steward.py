@@ -12,10 +12,10 @@ from typing import Final
 from idregistry.rules.commands import Boundary, Command, Configure, Fences, Prepare
 from idregistry.rules.directory import View
 from idregistry.rules.packing import NO_BOUNDARY
-from idregistry.rules.sets import MAIN
 from idregistry.rules.sharding import BEGINNING
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
+from photon.core.settings import MAIN_SET
 from photon.raft.port import Applied, Change, ChangeKind, Members, Outcome, ReplicatedLog, Status
 
 PROMOTE_BEHIND: Final = 64
@@ -82,7 +82,7 @@ def is_replaced(
 ) -> bool:
     """Whether every group of the set `home` has the new replica as its voter and the old one no more."""
     old, new = leaving
-    voting = [*of_shards, *([directory] if home == MAIN else [])]
+    voting = [*of_shards, *([directory] if home == MAIN_SET else [])]
     return old not in directory.all and all(old not in one.all and new in one.voters for one in voting)
 
 

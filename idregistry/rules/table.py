@@ -12,7 +12,7 @@ A snapshot is a head and chunks of ids; checksums are the log's matter. Little e
 their hashes, so a snapshot of one state is the same bytes on all replicas, whatever of it each keeps in dicts
 and what in segments.
 
-    head    magic (4) | version (1) | MessagePack of Head
+    head    magic (4) | protocol version (1) | MessagePack of Head
     chunk   MessagePack: fences; then holders, (number, name)
     chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, segments.STAMP)
 """
@@ -54,6 +54,7 @@ from idregistry.rules.segments import (
 from idregistry.rules.sharding import Configuration, Prepared
 from photon.core.accounts import window_of
 from photon.core.errors import CorruptStateError
+from photon.core.protocol import is_read, not_read
 
 One = TypeVar("One")
 Mask = npt.NDArray[np.bool_]
@@ -278,13 +279,12 @@ class IdTable:
         return Freezing(self._layout, (segment,), recent=False)
 
 
-VERSION: Final = 6
 CHUNK_IDS_MAX: Final = 1 << 16
 CHUNK_NAMES_MAX: Final = 1 << 10
 """Of holders or fences: at most about 1 MiB."""
 
 _MAGIC: Final = b"PhID"
-_FORM: Final = _MAGIC + bytes((VERSION,))
+_HEAD_AT: Final = len(_MAGIC) + 1
 _COUNT: Final = struct.Struct("<I")
 _HALF_BYTES: Final = 8
 
@@ -301,12 +301,13 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     fences: int
     holders: int
     last_holder: int
+    protocol: int
     bucket_us: int = BUCKET_US
 
 
 def pack(head: Head, names: Mapping[int, bytes], fences: Sequence[int], cut: Cut) -> Iterator[bytes]:
     """The chunks, drawn one by one while the state may go on changing. `names`: of holders, by number."""
-    yield _FORM + msgspec.msgpack.encode(head)
+    yield _MAGIC + bytes((head.protocol,)) + msgspec.msgpack.encode(head)
     for some in (fences, list(names.items())):
         for start in range(0, len(some), CHUNK_NAMES_MAX):
             yield msgspec.msgpack.encode(some[start : start + CHUNK_NAMES_MAX])
@@ -328,10 +329,11 @@ def unpack(chunks: Iterable[bytes]) -> tuple[Head, dict[int, bytes], list[int], 
     CorruptStateError for what `pack` did not write."""
     drawn = iter(chunks)
     first = next(drawn, b"")
-    if not first.startswith(_FORM):
-        raise _corrupt(f"it is of form {first[: len(_FORM)]!r}, this program reads {_FORM!r}")
+    magic, form, packed = first[: len(_MAGIC)], first[len(_MAGIC) : _HEAD_AT], first[_HEAD_AT:]
+    if magic != _MAGIC or not is_read(ord(form or b"\0")):
+        raise _corrupt(f"it is of {not_read(ord(form or bytes(1)))}")
     try:
-        head = msgspec.msgpack.decode(first[len(_FORM) :], type=Head)
+        head = msgspec.msgpack.decode(packed, type=Head)
     except (msgspec.DecodeError, ValueError) as error:
         raise _corrupt(f"its head can't be read ({error})") from error
     if head.bucket_us != BUCKET_US:

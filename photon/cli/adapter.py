@@ -1,10 +1,8 @@
 """`photon adapter test`: what an adapter makes of sample events (docs/adapters.md)."""
 
 import contextlib
-import gzip
 import json
 import signal
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,14 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
-import zstandard
 
 from photon.cli.options import json_flag, path_option
 from photon.core.columns import split_ids
-from photon.core.errors import StorageError, UsageError
+from photon.core.errors import UsageError
 from photon.core.settings import Settings, load_settings
 from photon.logs.formats import json_lines, split_chunk
-from photon.logs.packed import is_packed, unpacked
+from photon.logs.sample import pieces
 
 if TYPE_CHECKING:
     from joiner.adapter import BatchAdapter
@@ -172,12 +169,7 @@ def _too_long(event: bytes, settings: Settings) -> str:
 
 def _read(path: Path) -> bytes:
     """All of a file, unpacked. StorageError."""
-    try:
-        return b"".join(unpacked(str(path))) if is_packed(path.name) else path.read_bytes()
-    except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
-        raise StorageError(f"{path}: not a whole archive ({error}); replace it or leave it out") from error
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read ({error.strerror}); see to its permissions") from error
+    return b"".join(pieces(str(path)))
 
 
 def _page(verdicts: list[Verdict], counts: Counter[str]) -> str:

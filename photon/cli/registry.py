@@ -139,7 +139,7 @@ def add_set(name: str, named: Named) -> None:
         raise UsageError(f'no [replicas.NAME] of --config has set = "{name}": add them there')
     others = tuple(one.grpc for one in replicas if one.set != name)
     with replace(named.at(), addresses=others).client(TIMEOUT_S) as client:
-        client.add_set(name, rows)
+        client.add_set(rows)
     click.echo(f"set {name} is there, with {', '.join(row.name for row in rows)}; next: photon reshard")
 
 

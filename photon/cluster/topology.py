@@ -22,6 +22,7 @@ from photon.core.addresses import joined, split, split_address
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import (
+    MAIN_SET,
     PIPELINE_ROLES,
     DatacenterPlace,
     ReplicaPlace,
@@ -34,8 +35,6 @@ from photon.rpc.network import Network, load_tls
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
 REGISTRY: Final = "registry"
-MAIN: Final = "main"
-"""The set of registry replicas that has the directory (idregistry.rules.sets)."""
 SECRET_BYTES_MIN: Final = 16
 
 _OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
@@ -418,8 +417,8 @@ def _check(settings: Settings) -> None:
 
 def _check_sets(settings: Settings) -> None:
     sets = Counter(replica.set for replica in settings.replicas.values())
-    if MAIN not in sets:
-        raise SettingsError(f"[replicas] names no replica of the set '{MAIN}', which has the directory")
+    if MAIN_SET not in sets:
+        raise SettingsError(f"[replicas] names no replica of the set '{MAIN_SET}', which has the directory")
     for name, count in sets.items():
         if not _NAME.fullmatch(name):
             raise SettingsError(

@@ -8,7 +8,7 @@ from typing import Final
 from photon.core.columns import split_ids
 from photon.core.settings import Settings
 from photon.logs.formats import Malformed, json_lines
-from photon.logs.sample import files_of, pieces
+from photon.logs.sample import files_of, first_lines, pieces
 
 EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 4 << 30
@@ -33,18 +33,12 @@ def try_join(settings: Settings, primary: Sequence[str], foreign: Sequence[str])
     parser, trial = json_lines(settings), Trial()
     wanted: dict[bytes, list[bytes]] = {}
     files, of_primary = files_of(foreign), files_of(primary)
-    for number, path in enumerate(files):
-        share = max(1, (EVENTS_MAX - trial.foreign) // (len(files) - number))
-        for piece in pieces(path):
-            lines = piece.split(b"\n", share)[:share]
-            batch = parser.parse_foreign(b"\n".join(lines))
-            _note(trial, "foreign", path, batch.malformed)
-            for primary_id, line in zip(split_ids(batch.primary_ids), batch.lines, strict=True):
-                wanted.setdefault(primary_id, []).append(line)
-            trial.foreign += len(batch.lines)
-            break
-        if trial.foreign >= EVENTS_MAX:
-            break
+    for path, lines in first_lines(files, EVENTS_MAX):
+        batch = parser.parse_foreign(b"\n".join(lines))
+        _note(trial, "foreign", path, batch.malformed)
+        for primary_id, line in zip(split_ids(batch.primary_ids), batch.lines, strict=True):
+            wanted.setdefault(primary_id, []).append(line)
+        trial.foreign += len(batch.lines)
     _look(trial, settings, of_primary, wanted)
     return trial
 

@@ -21,6 +21,8 @@ import msgspec
 from photon.core.columns import parse_path
 from photon.core.errors import SettingsError
 
+MAIN_SET: Final = "main"
+"""The set of registry replicas that has the directory (idregistry.rules.sets)."""
 TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")
 
@@ -142,7 +144,7 @@ class ReplicaPlace:
     datacenter: str
     grpc: str
     raft: str
-    set: str = "main"
+    set: str = MAIN_SET
     """Whose shards it hosts; the directory is of the set `main`."""
     listen_grpc: str = ""
     listen_raft: str = ""

@@ -1,11 +1,14 @@
 """The first lines of logs, without following them: for who looks at logs before there is a system."""
 
 import contextlib
+import gzip
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+import zstandard
 
 from photon.core.errors import StorageError, UsageError
 from photon.logs.files import named_files
@@ -14,6 +17,7 @@ from photon.logs.packed import is_packed, unpacked
 
 STEP_BYTES: Final = 4 << 20
 _FIRST_BYTES: Final = 1 << 20
+_LINE_BYTES_MAX: Final = 64 << 20
 _DECODER: Final = msgspec.json.Decoder()
 
 
@@ -26,16 +30,20 @@ class Sample:
 
 
 def pieces(path: str) -> Iterator[bytes]:
-    """What is in a file, unpacked, in pieces of whole lines, the last one as it is. StorageError."""
+    """What is in a file, unpacked, in pieces of whole lines, the last one as it is, and so is what is longer
+    than any line. StorageError."""
     begun = b""
     try:
         for piece in _read(path):
-            whole, newline, rest = (begun + piece).rpartition(b"\n")
-            if newline:
-                yield whole + newline
-            begun = rest
-    except (OSError, EOFError, ValueError) as error:
-        raise StorageError(f"{path}: can't be read ({error})") from error
+            begun += piece
+            end = begun.rfind(b"\n") + 1 or (len(begun) if len(begun) > _LINE_BYTES_MAX else 0)
+            if end:
+                yield begun[:end]
+            begun = begun[end:]
+    except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
+        raise StorageError(f"{path}: not a whole archive ({error}); replace it or leave it out") from error
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}); see to its permissions") from error
     if begun:
         yield begun
 
@@ -54,17 +62,28 @@ def sample(patterns: Sequence[str], lines_max: int) -> Sample:
     there is none; StorageError."""
     paths = files_of(patterns)
     found = Sample(first=next(pieces(paths[0]), b"")[:_FIRST_BYTES])
-    left = lines_max
-    for number, path in enumerate(paths):
-        for line in _lines(path, max(1, left // (len(paths) - number))):
-            left -= 1
+    for _, lines in first_lines(paths, lines_max):
+        for line in split_chunk(b"\n".join(lines)).lines:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 event = _DECODER.decode(line)
                 if isinstance(event, dict):
                     found.events.append(event)
-        if left <= 0:
-            break
     return found
+
+
+def first_lines(paths: Sequence[str], lines_max: int) -> Iterator[tuple[str, list[bytes]]]:
+    """About so many lines of all files, the first of each as they are: (path, lines). StorageError."""
+    left = lines_max
+    for number, path in enumerate(paths):
+        if left <= 0:
+            return
+        share, lines = max(1, left // (len(paths) - number)), list[bytes]()
+        for piece in pieces(path):
+            lines += piece.removesuffix(b"\n").split(b"\n", share - len(lines))[: share - len(lines)]
+            if len(lines) >= share:
+                break
+        left -= len(lines)
+        yield path, lines
 
 
 def files_of(patterns: Sequence[str]) -> list[str]:
@@ -73,14 +92,6 @@ def files_of(patterns: Sequence[str]) -> list[str]:
     if not paths:
         raise UsageError(f"no file matches {' '.join(patterns)}; check the path")
     return paths
-
-
-def _lines(path: str, count: int) -> Iterator[bytes]:
-    for piece in pieces(path):
-        for line in split_chunk(piece).lines:
-            yield line
-            if (count := count - 1) <= 0:
-                return
 
 
 def no_json_lines(first: bytes) -> str:

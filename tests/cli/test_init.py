@@ -6,8 +6,10 @@ import random
 import uuid
 
 import pytest
+import zstandard
 
 from photon.core.settings import load_settings
+from photon.logs import sample
 from photon.logs.fields import guess
 from tests.system import join, write_lines
 
@@ -147,3 +149,26 @@ def test_what_is_no_json_lines_is_named_with_the_mend(tmp_path, command, text, s
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert said in done.err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_an_archive_that_is_cut_short_is_named_by_init_and_check(tmp_path, command, suffix):
+    lines = b"".join(json.dumps({"id": str(n)}).encode() + b"\n" for n in range(100))
+    packed = gzip.compress(lines) if suffix == ".gz" else zstandard.compress(lines)
+    broken = tmp_path / f"p.jsonl{suffix}"
+    broken.write_bytes(packed[: len(packed) // 2])
+    write_lines(tmp_path / "f.jsonl", [{"id": "c", "primary_id": "1"}])
+    logs = ("--primary", broken, "--foreign", tmp_path / "f.jsonl")
+    for asked in (("init", *logs, "--config", tmp_path / "x"), ("join", "--check", *logs)):
+        done = command(*asked)
+        assert (done.status, done.err.count("\n")) == (1, 1)
+        assert f"{broken}: not a whole archive" in done.err
+
+
+def test_a_log_without_a_line_end_is_read_a_bounded_piece_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "_LINE_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(sample, "STEP_BYTES", 1 << 12)
+    (tmp_path / "blob").write_bytes(b"x" * (1 << 18))
+    read = [*map(len, sample.pieces(str(tmp_path / "blob")))]
+    assert sum(read) == 1 << 18
+    assert max(read) <= (1 << 16) + (1 << 12)

@@ -26,18 +26,19 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.directory import DirectoryState, Proposal, View
-from idregistry.rules.sets import MAIN, spread
+from idregistry.rules.sets import spread
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.ids import Token
+from photon.core.settings import MAIN_SET
 from tests.idregistry.cluster import NODES, Cluster
 from tests.idregistry.kit import FENCED, NOW_US, ROWS, directory, event_ids, row
 from tests.idregistry.load import Load
 from tests.waiting import wait_until
 
 MakeCluster = Callable[..., Cluster]
-SETS = st.sets(st.sampled_from([MAIN, "b", "c", "d"]), min_size=1)
-HOMES = st.dictionaries(st.integers(0, 20), st.sampled_from([MAIN, "b", "c", "d", "gone"]))
+SETS = st.sets(st.sampled_from([MAIN_SET, "b", "c", "d"]), min_size=1)
+HOMES = st.dictionaries(st.integers(0, 20), st.sampled_from([MAIN_SET, "b", "c", "d", "gone"]))
 
 
 @given(st.integers(1, 40), SETS, HOMES)
@@ -56,8 +57,8 @@ def test_shards_are_spread_evenly_over_the_sets_and_those_that_are_there_stay(
 
 
 def test_with_one_set_shards_are_numbered_from_0() -> None:
-    assert list(spread(6, [MAIN], {0: MAIN, 1: MAIN})) == [0, 1, 2, 3, 4, 5]
-    assert list(spread(3, [MAIN], dict.fromkeys(range(6), MAIN))) == [0, 1, 2]
+    assert list(spread(6, [MAIN_SET], {0: MAIN_SET, 1: MAIN_SET})) == [0, 1, 2, 3, 4, 5]
+    assert list(spread(3, [MAIN_SET], dict.fromkeys(range(6), MAIN_SET))) == [0, 1, 2]
 
 
 def of_set(name: str, count: int = 3) -> tuple[Row, ...]:
@@ -107,7 +108,7 @@ def test_a_resharding_brings_shards_to_a_new_set_and_takes_them_from_one_that_re
     assert grown.put(AddSet(NOW_US, of_set("b"))) is True, "asked again"
     assert grown.intervals() == [(0, 1)], "nothing is moved"
     assert grown.reshard(4) == (0, 1, 2, 3)
-    assert grown.view.homes == {0: MAIN, 1: MAIN, 2: "b", 3: "b"}
+    assert grown.view.homes == {0: MAIN_SET, 1: MAIN_SET, 2: "b", 3: "b"}
     assert grown.view.founders[3] == ("b0", "b1", "b2")
     assert grown.put(AddSet(NOW_US, of_set("c"))) is True
     assert grown.reshard(3) == (0, 2, 4)
@@ -116,7 +117,7 @@ def test_a_resharding_brings_shards_to_a_new_set_and_takes_them_from_one_that_re
     assert grown.put(DropSet(NOW_US, "b")) is False, "it has shards"
     assert grown.reshard(4) == (0, 1, 4, 5)
     grown.forget()
-    assert grown.view.homes == {0: MAIN, 1: MAIN, 4: "c", 5: "c"}
+    assert grown.view.homes == {0: MAIN_SET, 1: MAIN_SET, 4: "c", 5: "c"}
     assert grown.put(DropSet(NOW_US, "b")) is True
     assert not {"b0", "b1", "b2"} & grown.view.replicas.keys()
     assert "name" in grown.why(AddSet(NOW_US, of_set("b")))
@@ -136,7 +137,7 @@ def test_a_resharding_brings_shards_to_a_new_set_and_takes_them_from_one_that_re
         ((*of_set("b", 2), *of_set("c", 1)), "which name one set"),
         (of_set("b", 1) * 3, "each once"),
         ((Row("r0", "h", 1, "x:1", "b"),), "'r0' is or was"),
-        ((Row("x", "h", 1, "x:1", MAIN),), "there is a set 'main' already"),
+        ((Row("x", "h", 1, "x:1", MAIN_SET),), "there is a set 'main' already"),
         (of_set("b", 63), "all sets may have 64"),
     ],
 )
@@ -146,7 +147,7 @@ def test_what_can_not_be_a_set_is_rejected(rows: tuple[Row, ...], why: str) -> N
 
 def test_the_set_of_the_directory_is_never_retired_nor_one_that_is_not_there() -> None:
     grown = Grown()
-    assert "there are: none" in grown.why(RetireSet(NOW_US, MAIN))
+    assert "there are: none" in grown.why(RetireSet(NOW_US, MAIN_SET))
     grown.put(AddSet(NOW_US, of_set("b")))
     assert "there are: b" in grown.why(RetireSet(NOW_US, "x"))
 
@@ -156,7 +157,10 @@ def test_a_replica_is_replaced_within_its_set() -> None:
     grown.put(AddSet(NOW_US, of_set("b")))
     for _ in range(2):
         assert grown.put(Replace(NOW_US, "b1", row("b9"))) is True
-        assert (grown.view.staying("b"), grown.view.staying(MAIN)) == (("b0", "b2", "b9"), ("r0", "r1", "r2"))
+        assert (grown.view.staying("b"), grown.view.staying(MAIN_SET)) == (
+            ("b0", "b2", "b9"),
+            ("r0", "r1", "r2"),
+        )
     assert grown.put(Gone(NOW_US, "b1")) is True
     assert grown.put(Replace(NOW_US, "b1", row("b9"))) is True, "asked again"
     assert grown.view.following == ("b0", "b2", "b9")
@@ -204,7 +208,7 @@ def grow(cluster: Cluster, admin: RegistryClient, name: str) -> list[str]:
         return False
 
     nodes = cluster.add_set(name)
-    admin.add_set(name, cluster.rows(*nodes))
+    admin.add_set(cluster.rows(*nodes))
     wait_until(lambda: all(map(knows, nodes)))
     return nodes
 
@@ -215,10 +219,14 @@ def test_commits_go_on_from_one_set_to_three_with_leaders_killed(make_cluster: M
     load = Load([cluster.client(5.0) for _ in range(4)])
     load.wait_for(20)
     admin = cluster.client(20.0)
-    where = {MAIN: list(NODES)} | {name: grow(cluster, admin, name) for name in ("b", "c")}
+    where = {MAIN_SET: list(NODES)} | {name: grow(cluster, admin, name) for name in ("b", "c")}
     resharded = admin.reshard(6)
     assert resharded.adopted, resharded.why
-    assert {name: len(shards) for name, shards in shards_by_set(admin).items()} == {MAIN: 2, "b": 2, "c": 2}
+    assert {name: len(shards) for name, shards in shards_by_set(admin).items()} == {
+        MAIN_SET: 2,
+        "b": 2,
+        "c": 2,
+    }
     of_b = min(shards_by_set(admin)["b"])
     wait_until(lambda: time.time_ns() // 1000 > resharded.start_us)
     load.wait_for(20)

@@ -15,6 +15,7 @@ from idregistry.rules.commands import Boundary, Commit, Fences, Release, encode
 from idregistry.rules.packing import BUCKET_US
 from idregistry.rules.state import ShardState
 from idregistry.rules.steward import DAY_US
+from photon.core import protocol
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
 from photon.core.ids import Token
@@ -226,6 +227,25 @@ def test_a_holder_that_holds_nothing_any_more_is_forgotten_and_numbers_are_given
         held = {token for piece in one.scan() for token in piece.tokens}
         assert held == {Token("last", 1, 0).pack(), Token("joiner-3", 1, 0).pack()}
     assert numbers() == [0, 1]
+
+
+def test_a_state_that_has_a_newer_command_is_kept_in_that_version_which_an_older_build_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = new_state()
+    state.apply(commit_command((b"a", [1])))
+    before = next(iter(state.freeze()))
+    newer = bytearray(commit_command((b"b", [2])))
+    with monkeypatch.context() as build:
+        build.setattr(protocol, "NEWEST", 2)
+        newer[1] = 2
+        state.apply(bytes(newer))
+        state.apply(commit_command((b"c", [3])))
+        chunks = list(state.freeze())
+        assert list(restored(chunks).freeze()) == chunks
+    assert (before[4], chunks[0][4]) == (1, 2)
+    with pytest.raises(CorruptStateError, match="protocol version 2, and this build reads 1 to 1"):
+        restored(chunks)
 
 
 def test_a_head_that_asks_for_more_than_memory_holds_is_refused() -> None:

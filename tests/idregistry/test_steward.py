@@ -4,9 +4,9 @@ import pytest
 
 from idregistry.rules.commands import Cancel, Found, Replace
 from idregistry.rules.directory import DirectoryState, View
-from idregistry.rules.sets import MAIN
 from idregistry.rules.steward import Steward, change_due, is_replaced, successor
 from photon.core.clock import ManualClock
+from photon.core.settings import MAIN_SET
 from photon.raft.port import Change, ChangeKind, Members, Status
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import NOW_US, ROWS, directory, row
@@ -48,7 +48,7 @@ def test_the_new_one_learns_then_votes_then_the_old_one_goes(
 def test_a_leader_that_must_go_hands_over_instead_of_removing_itself() -> None:
     members = Members(("r0", "r1", "r2", "r3"))
     assert change_due(members, ("r1", "r2", "r3"), "r0", {}) is None
-    leaving = view(("r0", "r3")).staying(MAIN)
+    leaving = view(("r0", "r3")).staying(MAIN_SET)
     assert successor(0, status("r0", members.voters, {"r1": 0, "r2": 8}), leaving, ()) == "r1"
     assert successor(0, status("r0", members.voters, {"r1": 9, "r2": 8}), leaving, ()) == "r2", (
         "r1 has nothing"
@@ -59,7 +59,7 @@ def test_shards_are_led_in_turn_or_by_those_preferred() -> None:
     def leads(turn: int, leaders: tuple[str, ...] = ()) -> str:
         near = dict.fromkeys(("r0", "r1", "r2"), 0)
         return (
-            successor(turn, status("r9", ("r0", "r1", "r2", "r9"), near), view().staying(MAIN), leaders)
+            successor(turn, status("r9", ("r0", "r1", "r2", "r9"), near), view().staying(MAIN_SET), leaders)
             or "r9"
         )
 
@@ -70,15 +70,15 @@ def test_shards_are_led_in_turn_or_by_those_preferred() -> None:
 
 @pytest.mark.parametrize("behind", [{}, {"r1": 100_000}, {"r1": 9}])
 def test_a_preferred_replica_that_is_away_or_far_behind_is_not_waited_for(behind: dict[str, int]) -> None:
-    assert successor(1, status("r0", ("r0", "r1", "r2"), behind), view().staying(MAIN), ()) is None
+    assert successor(1, status("r0", ("r0", "r1", "r2"), behind), view().staying(MAIN_SET), ()) is None
 
 
 def test_a_replica_is_gone_when_no_group_has_it() -> None:
     done, not_yet = Members(("r0", "r2", "r3")), Members(("r0", "r1", "r2"), ("r3",))
-    assert is_replaced([done], done, ("r1", "r3"), MAIN)
-    assert not is_replaced([not_yet], done, ("r1", "r3"), MAIN)
-    assert not is_replaced([done], not_yet, ("r1", "r3"), MAIN)
-    assert not is_replaced([Members(("r0", "r2"))], done, ("r1", "r3"), MAIN)
+    assert is_replaced([done], done, ("r1", "r3"), MAIN_SET)
+    assert not is_replaced([not_yet], done, ("r1", "r3"), MAIN_SET)
+    assert not is_replaced([done], not_yet, ("r1", "r3"), MAIN_SET)
+    assert not is_replaced([Members(("r0", "r2"))], done, ("r1", "r3"), MAIN_SET)
 
 
 def test_one_of_another_set_is_gone_when_neither_its_shards_nor_the_directory_have_it() -> None:
@@ -161,4 +161,4 @@ def test_a_cancelled_replacement_goes_back_through_its_steps(members: Members, d
     assert group.log.changes == due
     assert group.log.members == Members(("r0", "r1", "r2"))
     assert cancelled.leaving is not None
-    assert is_replaced([group.log.members], group.log.members, cancelled.leaving, MAIN)
+    assert is_replaced([group.log.members], group.log.members, cancelled.leaving, MAIN_SET)
