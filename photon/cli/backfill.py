@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.options import json_flag, logs_option, path_option, work_option
+from photon.cli.options import config_option, json_flag, logs_option, path_option, work_option
 from photon.cluster.registry_access import Named, asked_registry, notice
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
@@ -36,7 +36,7 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 @path_option("--out", required=True, help="The --out of `photon join`.")
 @work_option("Work directory of the run; without --registry OUT/.photon, where that is there.")
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
-@path_option("--config", help="Settings (photon.toml) of that run, or system.")
+@config_option("Settings (photon.toml) of that run, or system.")
 @click.option("--datacenter", default="backfill", show_default=True, help="Names the output's directory.")
 @click.option(
     "--format",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from photon.cli.options import json_flag, path_option, work_option
+from photon.cli.options import config_option, json_flag, path_option, work_option
 from photon.cluster.dead_letters import REPLAYED, Filter, Letter, count_letters, read_letters, replay
 from photon.cluster.topology import Topology, find_system
 from photon.core.errors import UsageError
@@ -26,7 +26,7 @@ def _which(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--reason", default="", metavar="SUBSTRING", help="Only those whose reason has it."),
         click.option("--fate", "fates", multiple=True, type=click.Choice(_FATES), help="Repeatable."),
         click.option("--datacenter", help="Only of this one  [default: all]"),
-        path_option("--config", help="Settings (photon.toml) that name the system's [datacenters]."),
+        config_option("Settings (photon.toml) that name the system's [datacenters]."),
         work_option("Work directory of a run here  [default: OUT/.photon]"),
         path_option("--out", help="Output of the run  [default: that of --work or --config]"),
     ):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cli.options import path_option, work_option
+from photon.cli.options import config_option, work_option
 from photon.cluster.registry_access import notice
 from photon.cluster.topology import find_system
 from photon.core.errors import PhotonError, UsageError
@@ -33,9 +33,8 @@ _FILES_SHOWN: Final = 20
 @click.option(
     "--foreign", multiple=True, metavar="GLOB", help="Where WORK is new: the foreign logs; repeatable."
 )
-@path_option(
-    "--config",
-    help="Settings (photon.toml): in place of --work, those that name the datacenters; else those of WORK.",
+@config_option(
+    "Settings (photon.toml): in place of --work, those that name the datacenters; else those of WORK."
 )
 def init(
     start: str, work: Path | None, datacenter: str | None, foreign: tuple[str, ...], config: Path | None

@@ -14,19 +14,25 @@ from photon.core.errors import UsageError
 
 
 @click.command("explain")
-@click.argument("event_id")
+@click.argument("event_ids", metavar="EVENT_ID...", nargs=-1, required=True)
 @system_options
 @click.option("--primary-id", help="Of the primary event it names, where no log tells it yet.")
-@json_flag("Print JSON.")
+@json_flag("Print JSON, an object a line for each event.")
 def command(
-    event_id: str, work: Path | None, config: Path | None, primary_id: str | None, as_json: bool
+    event_ids: tuple[str, ...],
+    work: Path | None,
+    config: Path | None,
+    primary_id: str | None,
+    as_json: bool,
 ) -> None:
-    """Say all that is known of the foreign event EVENT_ID: joined, given up, waiting, or unseen, and why.
+    """Say all that is known of each foreign event EVENT_ID: joined, given up, waiting, or unseen, and why.
 
     Works on a running system, and on a run that has ended, whose registry is started for the question. Joined
     logs and dead letters are looked through where they are on this machine.
     """
-    for name, given in (("EVENT_ID", event_id), ("--primary-id", primary_id)):
+    if primary_id is not None and len(event_ids) > 1:
+        raise UsageError("--primary-id is of one event; ask after each by itself")
+    for name, given in (*(("EVENT_ID", one) for one in event_ids), ("--primary-id", primary_id)):
         _check_id(name, given)
     from photon.cluster.explain import explain
 
@@ -34,12 +40,9 @@ def command(
     ended = work if work is not None and has_ended(work) else None
     if ended is not None:
         notice(f"the run in {work} has ended; {RESUME}")
-    found = explain(topology, event_id, primary_id, ended)
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    for line in told(found):
-        click.echo(line)
+    for event_id in event_ids:
+        found = explain(topology, event_id, primary_id, ended)
+        click.echo(json.dumps(found) if as_json else "\n".join(told(found)))
 
 
 def _check_id(name: str, given: str | None) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cli.options import path_option
+from photon.cli.options import config_option
 
 if TYPE_CHECKING:
     from photon.rpc.network import Network
@@ -15,9 +15,7 @@ TIMEOUT_S: Final = 5.0
 
 @click.command("health")
 @click.argument("address", envvar="PHOTON_ADDRESS")
-@path_option(
-    "--config", envvar="PHOTON_CONFIG", help="Settings (photon.toml) whose [tls] the process is asked with."
-)
+@config_option("Settings (photon.toml) whose [tls] the process is asked with.")
 @click.option("--timeout", type=float, default=TIMEOUT_S, show_default=True, help="Seconds to wait.")
 def command(address: str, config: Path | None, timeout: float) -> None:
     """Ask the process at ADDRESS (host:port of its gRPC) whether it serves.

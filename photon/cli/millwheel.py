@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from millwheel.topology import Late, Unit
-from photon.cli.options import duration, json_flag, path_option, show_time
+from photon.cli.options import config_option, duration, json_flag, path_option, show_time
 from photon.core.errors import UsageError
 
 
@@ -101,7 +101,7 @@ def receiver(topology: str, work: Path, injector: str) -> None:
 @click.argument("address", metavar="HOST:PORT")
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--producer", required=True, help="Who pushes: a name that no other pusher has.")
-@path_option("--config", help="Settings (photon.toml) whose [tls] the receiver is asked with.")
+@config_option("Settings (photon.toml) whose [tls] the receiver is asked with.")
 def push(address: str, file: BufferedReader, producer: str, config: Path | None) -> None:
     """Push lines of JSON to an injector: a file's, or those of standard input.
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from photon.cluster.registry_access import Named
 from photon.core.errors import UsageError
 from photon.core.settings import load_settings
 
 _PLAN: Final = "topology.json"
+_CONFIG: Final = "PHOTON_CONFIG"
 _UNITS_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -28,11 +30,30 @@ def work_option(text: str) -> Callable[[_Command], _Command]:
     """--work of a run that there is; its OUT does as well."""
 
     def of_run(_: click.Context, __: click.Parameter, work: Path | None) -> Path | None:
-        if work is not None and not (work / _PLAN).exists() and (work / ".photon" / _PLAN).exists():
-            return work / ".photon"
-        return work
+        return work / ".photon" if work and not (work / _PLAN).exists() and _has_run(work) else work
 
     return path_option("--work", help=text, callback=of_run)
+
+
+def config_option(text: str) -> Callable[[_Command], _Command]:
+    """--config, or PHOTON_CONFIG, of a system that is asked or has its processes started. The variable's is
+    passed over where the command line names a run (--work, --out), which has settings of its own."""
+
+    def named(context: click.Context, parameter: click.Parameter, config: Path | None) -> Path | None:
+        # What the command line gives is processed before what the environment gives.
+        if context.get_parameter_source(parameter.name or "") is not ParameterSource.ENVIRONMENT:
+            return config
+        given = context.params
+        outs = given.get("out") or ()
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        of_run = given.get("work") or given.get("topology") or any(map(_has_run, outs))
+        return None if of_run else config
+
+    return path_option("--config", help=text, envvar=_CONFIG, show_envvar=True, callback=named)
+
+
+def _has_run(out: str | Path) -> bool:
+    return Path(out, ".photon", _PLAN).exists()
 
 
 def json_flag(text: str) -> Callable[[_Command], _Command]:
@@ -48,8 +69,8 @@ def logs_option(kind: str) -> Callable[[_Command], _Command]:
 
 def system_options(command: _Command) -> _Command:
     """--work and --config, of which one must be given (photon.cluster.topology.find_system)."""
-    config = path_option(
-        "--config", help="Settings (photon.toml) that name the system's processes: [replicas], [datacenters]."
+    config = config_option(
+        "Settings (photon.toml) that name the system's processes: [replicas], [datacenters]."
     )
     work = work_option("Work directory of a `photon join` or `photon dev` (OUT/.photon).")
     return work(config(command))
@@ -60,9 +81,8 @@ def registry_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
 
     @work_option("Work directory of the run (OUT/.photon).")
     @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
-    @path_option(
-        "--config",
-        help="Settings (photon.toml): [replicas] that are asked without --registry, [tls] to ask them with.",
+    @config_option(
+        "Settings (photon.toml): [replicas] that are asked without --registry, [tls] to ask them with."
     )
     @functools.wraps(command)
     def with_options(

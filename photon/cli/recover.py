@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.options import json_flag, logs_option, path_option, work_option
+from photon.cli.options import config_option, json_flag, logs_option, path_option, work_option
 from photon.cluster.statuses import working
 from photon.cluster.topology import Topology, read_topology, settings_of
 from photon.core.clock import SystemClock
@@ -53,9 +53,8 @@ class Options:
 )
 @work_option("State of the run (OUT/.photon).")
 @click.option("--registry", metavar="HOST:PORT,...", help="The registry's replicas, instead of --work.")
-@path_option(
-    "--config",
-    help="Settings (photon.toml) of the run, with --registry; or of the system whose [replicas] they name.",
+@config_option(
+    "Settings (photon.toml) of the run, with --registry; or of the system whose [replicas] they name."
 )
 @click.option("--datacenter", metavar="NAME", help="Whose dispatcher gets the events  [default: the first]")
 @path_option("--inbox", metavar="DIR", help="A dispatcher's inbox, instead of that.")

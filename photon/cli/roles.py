@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from photon.cli.dispatcher import init
-from photon.cli.options import path_option
+from photon.cli.options import config_option, path_option
 from photon.cli.registry import add_set, export, release_hold, replace_replica, retire_set, scan
 from photon.cluster.roles import ROLES, Role, serve_role
 from photon.core.settings import PIPELINE_ROLES
@@ -19,7 +19,7 @@ def _group(role: Role) -> click.Group:
         pass
 
     @group.command("serve", help=f"Serve until SIGTERM, which drains; a second one forces. {role.text}")
-    @path_option("--config", help="Settings (photon.toml) that name the whole system.")
+    @config_option("Settings (photon.toml) that name the whole system.")
     @path_option("--topology", help="In its place: what `photon join` has planned.")
     @click.option(
         "--name", required=True, help=_NAMES if role.name in PIPELINE_ROLES else "Name of the replica."

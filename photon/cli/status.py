@@ -2,9 +2,10 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -13,8 +14,18 @@ from photon.cluster.registry_access import RESUME, has_ended
 from photon.cluster.statuses import fates_of, percentiles_ms, whole
 from photon.cluster.topology import Topology, find_system
 
+if TYPE_CHECKING:
+    from photon.cluster.statuses import Sample
+
 Status = Mapping[str, Any]
 
+_WATCH_S: Final = 2.0
+_WRONG_MAX: Final = 3
+"""So many things are named in the verdict."""
+_TROUBLES: Final = (
+    "storage_error", "lost_bytes", "account", "lease", "output", "unreadable", "trouble", "paused"
+)  # fmt: skip
+"""What a process says of itself only when something is wrong, the worst first."""
 _WIDTH = 24
 _OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
 
@@ -22,12 +33,13 @@ _OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
 @click.command("status")
 @system_options
 @json_flag("Print everything as JSON.")
-def command(work: Path | None, config: Path | None, as_json: bool) -> None:
-    """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a system.
+@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+def command(work: Path | None, config: Path | None, as_json: bool, watch: bool) -> None:
+    """Show whether all is well, and the processes of a system and the fates of all events.
 
-    Of a run that has ended, the fates that it left. Status 1 if it has, if a process does not answer, if the
-    fates of a datacenter do not add up to the events read, or if a joiner registered what stands in no
-    output.
+    The first line is the verdict. Of a run that has ended, the fates that it left. Status 1 if it has, if a
+    process does not answer, if the fates of a datacenter do not add up to the events read, or if a joiner
+    registered what stands in no output.
     """
     from photon.cluster.statuses import StatusReader
 
@@ -35,21 +47,53 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     if work is not None and has_ended(work):
         _tell_of_ended(topology, work, as_json)
     with contextlib.closing(StatusReader(topology)) as reader:
-        sample = reader.read()
-    statuses, silent = sample.answered(), sample.silent()
-    fates = {status["datacenter"]: fates_of(status) for status in whole(sample.of("dispatcher"))}
-    if as_json:
-        click.echo(json.dumps({**statuses, **dict.fromkeys(silent), "fates": fates}))
-    else:
-        for name, status in statuses.items():
-            click.echo(f"{name:<{_WIDTH}}{line_of(status)}")
-        for name in silent:
-            why = f" ({reader.why_silent[name]})" if name in reader.why_silent else ""
-            click.echo(f"{name:<{_WIDTH}}does not answer{why}")
-        _show_fates(fates)
+        while True:
+            sample = reader.read()
+            fates = {status["datacenter"]: fates_of(status) for status in whole(sample.of("dispatcher"))}
+            if as_json:
+                page = json.dumps({**sample.statuses, "fates": fates})
+            else:
+                page = _page(sample, reader.why_silent, fates)
+            if watch and not as_json:
+                click.clear()  # of a terminal
+            click.echo(page)
+            if not watch:
+                break
+            time.sleep(_WATCH_S)
     wrong = any(not row["adds_up"] for row in fates.values())
     wrong |= any(joiner.get("account", {}).get("unwritten") for joiner in sample.of("joiner"))
-    raise SystemExit(1 if silent or wrong else 0)
+    raise SystemExit(1 if sample.silent() or wrong else 0)
+
+
+def _page(sample: "Sample", why_silent: Mapping[str, str], fates: Mapping[str, Status]) -> str:
+    lines = [verdict(sample, fates)]
+    for name, status in sample.answered().items():
+        lines.append(f"{name:<{_WIDTH}}{line_of(status)}")
+    for name in sample.silent():
+        why = f" ({why_silent[name]})" if name in why_silent else ""
+        lines.append(f"{name:<{_WIDTH}}does not answer{why}")
+    return "\n".join([*lines, *_fates_lines(fates)])
+
+
+def verdict(sample: "Sample", fates: Mapping[str, Status]) -> str:
+    """Whether all is well; else what is not, the worst first, and how much more there is.
+
+    Of complete files that are gone it says nothing: their readers may take them away.
+    """
+    replicas = sample.of("registry")
+    wrong = [f"{name} does not answer" for name in sample.silent()]
+    if replicas and not sample.has_quorum():
+        wrong.append("the registry has no quorum")
+    wrong += [f"the fates of {name} do not add up" for name, row in fates.items() if not row["adds_up"]]
+    for name, status in sample.answered().items():
+        told = {**status, "account": {**status["account"], "gone": 0}} if status.get("account") else status
+        wrong += [f"{name}: {text}" for key in _TROUBLES if told.get(key) for text in _SHOWN[key](told[key])]
+    wrong += sorted({text for one in replicas for text in _gone_joiners(one.get("gone_joiners") or ())})
+    if wrong:
+        more = f"; and {len(wrong) - _WRONG_MAX} more below" if len(wrong) > _WRONG_MAX else ""
+        return f"NOT WELL: {'; '.join(wrong[:_WRONG_MAX])}{more}"
+    waiting = max((row["fates"]["pending"] for row in fates.values()), default=0)
+    return f"all well: {len(sample.answered())} processes answer, {waiting:,} events wait to be joined"
 
 
 def _tell_of_ended(topology: Topology, work: Path, as_json: bool) -> NoReturn:
@@ -60,13 +104,12 @@ def _tell_of_ended(topology: Topology, work: Path, as_json: bool) -> NoReturn:
         click.echo(json.dumps({**dict.fromkeys(topology.titles()), "ended": True, "fates": fates}))
     else:
         click.echo(f"the run in {work} has ended; {RESUME}")
-        _show_fates(fates)
+        click.echo("\n".join(_fates_lines(fates)))
     raise SystemExit(1)
 
 
-def _show_fates(fates: Mapping[str, Status]) -> None:
-    for datacenter, row in fates.items():
-        click.echo(f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}")
+def _fates_lines(fates: Mapping[str, Status]) -> list[str]:
+    return [f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}" for datacenter, row in fates.items()]
 
 
 def fates_line(row: Status) -> str:

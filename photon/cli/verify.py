@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from photon.cli.options import json_flag, logs_option, parse_time_us, path_option, work_option
+from photon.cli.options import config_option, json_flag, logs_option, parse_time_us, work_option
 from photon.cluster.ledgers import known_to
 from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.statuses import working
@@ -25,7 +25,7 @@ from spark.verification.rules import SETTLE_S
 @click.option(
     "--out", multiple=True, required=True, metavar="DIR", help="The --out of `photon join`; repeatable."
 )
-@path_option("--config", help="Settings (photon.toml) of the system, or of a run that is not here.")
+@config_option("Settings (photon.toml) of the system, or of a run that is not here.")
 @click.option(
     "--primary",
     multiple=True,

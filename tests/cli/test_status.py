@@ -34,6 +34,72 @@ def test_a_joiner_that_registered_what_stands_in_no_output_is_told_of_and_ends_i
     assert done.exit_code == ends, done.output
     assert ("registered 3 events that stand in no output" in done.output) == (ends == 1)
     assert ("000000.jsonl" in done.output) == ("gone" in account)
+    first = done.output.splitlines()[0]
+    if ends:
+        assert first.startswith("NOT WELL: joiner-east: registered 3 events that stand in no output")
+    else:
+        assert first == "all well: 2 processes answer, 0 events wait to be joined"
+
+
+REPLICA = {
+    "directory": {"has_quorum": True, "leader": "r0"},
+    "shards": [{"shard": 0, "has_quorum": True}, {"shard": 1, "has_quorum": True}],
+    "shards_expected": [0, 1],
+    "gone_joiners": [],
+}
+FINE = {
+    "registry-r0": REPLICA,
+    "joiner-east": {"lease": None},
+    "dispatcher-east": {**DISPATCHER, "paused": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "said"),
+    [
+        ("joiner-east", None, "joiner-east does not answer"),
+        ("registry-r0", {**REPLICA, "shards": REPLICA["shards"][:1]}, "the registry has no quorum"),
+        ("joiner-east", {"lease": {"fenced": True}}, "joiner-east: FENCED"),
+        ("dispatcher-east", {**DISPATCHER, "paused": "900 events wait"}, "dispatcher-east: 900 events wait"),
+        ("dispatcher-east", {**DISPATCHER, "pending": -1}, "the fates of east do not add up"),
+        (
+            "registry-r0",
+            {**REPLICA, "gone_joiners": [{"address": "a:1", "events": 7}]},
+            "joiner a:1 is gone and holds 7 events",
+        ),
+    ],
+)
+def test_the_verdict_names_what_is_wrong(name, told, said):
+    def verdict_of(answers):
+        sample = statuses.Sample(0.0, answers)
+        fates = {one["datacenter"]: statuses.fates_of(one) for one in sample.of("dispatcher")}
+        return status.verdict(sample, fates)
+
+    assert verdict_of(FINE) == "all well: 3 processes answer, 0 events wait to be joined"
+    assert verdict_of({**FINE, name: told}).startswith(f"NOT WELL: {said}")
+
+
+def test_of_many_troubles_the_worst_are_named_and_the_others_counted():
+    silent = statuses.Sample(0.0, {f"joiner-{n}": None for n in range(5)})
+    named = "; ".join(f"joiner-{n} does not answer" for n in range(3))
+    assert status.verdict(silent, {}) == f"NOT WELL: {named}; and 2 more below"
+
+
+def test_watch_asks_again_until_it_is_stopped(monkeypatch, tmp_path):
+    answers = iter([{"dispatcher-east": DISPATCHER}, {"dispatcher-east": None}])
+
+    def read():
+        if (answer := next(answers, None)) is None:
+            raise KeyboardInterrupt
+        return statuses.Sample(0.0, answer)
+
+    reader = SimpleNamespace(read=read, close=lambda: None, why_silent={})
+    monkeypatch.setattr(statuses, "StatusReader", lambda _: reader)
+    monkeypatch.setattr(status, "find_system", lambda *_: None)
+    monkeypatch.setattr(status, "_WATCH_S", 0.0)
+    done = CliRunner().invoke(status.command, ["--config", str(tmp_path), "--watch"])
+    assert "all well: 1 processes answer" in done.output
+    assert "NOT WELL: dispatcher-east does not answer" in done.output
 
 
 @pytest.mark.parametrize("days", [6, 8])
