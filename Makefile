@@ -19,7 +19,7 @@ MINUTES ?= 30
 # Where the machine sets it, each process that a test starts would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-spark test-long test-faults test-compose fuzz mutants soak soak-faults results toxiproxy check bench proto clean
+.PHONY: demo test test-spark test-long test-faults test-compose fuzz mutants soak soak-faults results toxiproxy site check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
@@ -60,6 +60,11 @@ soak: $(VENV)/.dev  ## more seeds than test-long; tens of thousands through the 
 
 toxiproxy: $(TOXIPROXY)  ## the server that stands between datacenters in tests of faults; needs Go
 	@test -x $(TOXIPROXY) || { echo "no Go to build $(TOXIPROXY) with: install it, or name one by PHOTON_TOXIPROXY" >&2; exit 1; }
+
+# Both variables: no advertisement of what may come after MkDocs 1.
+site: $(VENV)/.dev  ## the docs as a site in site/; a broken link or anchor, or a page that is nowhere in it, is an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet --strict
 
 check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
 	$(BIN)/ruff check .

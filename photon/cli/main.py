@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from photon import __version__
+from photon.cli.examples import EXAMPLES
 from photon.core.disk import storage_error
 from photon.core.errors import PhotonError
 
@@ -59,6 +60,8 @@ class LazyGroup(click.Group):
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
         found: Any = getattr(importlib.import_module(module), attribute or "command")
         command: click.Command = found[cmd_name] if isinstance(found, dict) else found
+        shown = "\n".join(f"  photon {example}" for example in EXAMPLES[cmd_name])
+        command.epilog = f"\b\nExamples:\n{shown}"
         return command
 
     def resolve_command(

@@ -3,14 +3,17 @@
 import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 
 from photon.cli import main as cli
+from photon.cli.examples import EXAMPLES
 from tests.system import write_lines
 
 
@@ -108,6 +111,25 @@ def test_help_lists_the_commands(command):
     assert done.status == 0
     for name in COMMANDS.split():
         assert name in done.out
+
+
+def test_every_command_has_examples_of_which_no_word_is_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("queries.jsonl", "clicks.jsonl"):
+        Path(name).touch()
+    monkeypatch.setattr(click.Command, "invoke", lambda *_: None)
+    assert EXAMPLES.keys() == cli._COMMANDS.keys()
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            words = shlex.split(example)
+            assert words[0] == name
+            cli.photon.main(words, standalone_mode=False)
+
+
+def test_the_examples_end_the_help_of_a_command(command):
+    for words in ("verify", "dead-letters"):
+        wanted = "".join(f"    photon {example}\n" for example in EXAMPLES[words])
+        assert command(words, "--help").out.endswith(f"\n  Examples:\n{wanted}")
 
 
 @pytest.mark.parametrize("words", ["", "registry", "dead-letters", "millwheel"])

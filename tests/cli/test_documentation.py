@@ -45,6 +45,12 @@ def test_every_link_between_documents_leads_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
+def test_every_decision_is_in_their_list() -> None:
+    decisions = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\((\d+[\w-]+\.md)\)", (decisions / "README.md").read_text("utf-8"))
+    assert listed == sorted(path.name for path in decisions.glob("0*.md"))
+
+
 def test_every_path_that_a_document_names_is_there() -> None:
     rooms = "photon|joiner|dispatcher|eventstore|idregistry|spark|tests|benchmarks"
     pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
