@@ -142,15 +142,17 @@ def test_a_home_that_mostly_registers_nothing_is_passed_over_but_for_a_probe_now
     assert of.hedge_s == hedge_s, "nobody waits longer for who is not there"
 
 
-@pytest.mark.parametrize("answer", [10, 40, 500])
-def test_a_home_that_stood_still_for_a_moment_is_not_passed_over_and_one_that_stays_away_soon_is(answer):
+@pytest.mark.parametrize(("registered", "missed"), [(10, 10), (10, 200), (36, 43), (500, 600)])
+def test_a_home_that_stood_still_for_a_moment_is_not_passed_over_and_one_that_stays_away_soon_is(
+    registered, missed
+):
     of = homes("east")
     for _ in range(100):
-        told(of, "west", {Verdict.REGISTERED: answer})
-    told(of, "west", {Joined.JOINED: answer})
+        told(of, "west", {Verdict.REGISTERED: registered})
+    told(of, "west", {Joined.JOINED: missed})
     assert waits(of, "west")
     for _ in range(2):
-        told(of, "west", {Joined.JOINED: answer})
+        told(of, "west", {Joined.JOINED: missed})
     assert not waits(of, "west")
 
 
