@@ -8,10 +8,10 @@ ARG PIP_OPTIONS=""
 # A file in deploy/wheels with the certificates that pip is to trust, where a proxy opens TLS.
 ARG CA_BUNDLE=""
 COPY deploy/wheels /wheels
-COPY requirements/run.txt /wheels/run.txt
+COPY requirements/run.txt requirements/image.txt /wheels/
 RUN python3 -m venv /opt/photon \
  && /opt/photon/bin/pip install --quiet --no-cache-dir --disable-pip-version-check \
-      --find-links /wheels ${CA_BUNDLE:+--cert /wheels/$CA_BUNDLE} ${PIP_OPTIONS} -r /wheels/run.txt
+      --find-links /wheels ${CA_BUNDLE:+--cert /wheels/$CA_BUNDLE} ${PIP_OPTIONS} -r /wheels/image.txt
 COPY pyproject.toml setup.cfg README.md LICENSE /source/
 COPY photon /source/photon
 COPY idregistry /source/idregistry

@@ -164,7 +164,9 @@ class Settler:
         leases: LeaseKeeper,
         commits_max: int,
         checkpoint: Checkpoint,
+        on_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_ended` is told when lines stand for good."""
         self.slots = Slots(
             commits_max,
             "commits are on their way to the IdRegistry and none ended in time; "
@@ -179,6 +181,7 @@ class Settler:
         self._gate = gate
         self._leases = leases
         self._checkpoint = checkpoint
+        self._on_ended = on_ended
         self._lock = threading.Lock()
 
     def intend(self, intent: Intent, check_deadline: Callable[[], None]) -> Unended:
@@ -271,6 +274,7 @@ class Settler:
         self._gate.worked("output")
         self._checkpoint("output synced")
         self._journal.synced(batch.place)
+        self._on_ended()
 
 
 def _won_by_day(intent: Intent, committed: bytes) -> dict[int, Sum]:

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from joiner import joined_lines
 from joiner.intents import IntentJournal
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import PARQUET, CompleteFile, Root
@@ -26,6 +25,7 @@ from photon.core.clock import Background, Backoff
 from photon.core.disk import replace, storage_errors
 from photon.core.errors import PhotonError, told
 from photon.core.settings import Joiner
+from photon.logs import parquet
 from photon.logs.writer import LogPosition
 
 PACE: Final = Backoff(1.0, 60.0)
@@ -53,13 +53,16 @@ class Completer:
         settings: Joiner,
         notice: Callable[[str], None],
         checkpoint: Checkpoint,
+        needed_from: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """`needed_from`: the first file that somebody else needs as it is; None: nobody needs any."""
         self._output = output
         self._journal = journal
         self._to_parquet = settings.output_format == "parquet"
         self._file_s = settings.output_file_s
         self._notice = notice
         self._checkpoint = checkpoint
+        self._needed_from = needed_from
         self._next = [min(root.log.file_numbers()) for root in output.roots]
         self._troubles: dict[int, str] = {}
         self._failures = 0
@@ -92,12 +95,14 @@ class Completer:
     def step(self) -> float:
         """Close the file if it is due, list what can be listed. Seconds until the next one."""
         with self._one_step:
-            needed = LogPosition(0, 0)
+            needed = 0
             with self._telling(_LOG):
-                needed = self._close_what_is_due()
+                needed = self._close_what_is_due().file
+            if (also := self._needed_from()) is not None:
+                needed = min(needed, also)
             for place, root in enumerate(self._output.roots):
                 with self._telling(place):  # in the order of their numbers: what is listed has no gap
-                    while self._next[place] < needed.file:
+                    while self._next[place] < needed:
                         self._complete(root, self._next[place])
                         self._next[place] += 1
             done = min(self._next)
@@ -154,7 +159,7 @@ class Completer:
     def _convert(self, lines: Path, number: int) -> CompleteFile:
         rows = lines.with_suffix(PARQUET)
         temporary = rows.with_name(rows.name + _TEMPORARY)
-        count = joined_lines.convert(lines, temporary, self._rest)
+        count = parquet.convert(lines, temporary, self._rest)
         expected = self._sums(lines)[1]
         assert count == expected, f"{count} rows made of {expected} lines"
         with temporary.open("rb") as file:

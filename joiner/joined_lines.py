@@ -2,40 +2,24 @@
 
 A joined line is known by the foreign event's id, in the field that the settings name. The default line has
 the primary event's object in the adapter's field; an adapter may put something else there, or nothing.
-
-As Parquet (pyarrow, the extra `parquet`) each field of the joined events becomes a column of the type that
-pyarrow finds for it, but times stay the strings that they were. A file whose events no column can hold
-exactly (a field that is a number here and a string there, a whole number beyond what its column holds)
-becomes one column `event` of the lines themselves.
 """
 
-import contextlib
-import errno
-import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from joiner.output_files import LINES, PARQUET
-from photon.core.columns import Column, Field, decoder_of, join_lines, parse_path
-from photon.core.errors import StorageError
+from photon.core.columns import Column, Field, decoder_of, parse_path
 from photon.core.settings import Settings
 from photon.logs.formats import Lines, Malformed, decode, split_chunk
+from photon.logs.parquet import parquet_lines
 
 ID: Final = str | int
 """Type of an id in a line."""
 BLOCK_BYTES: Final = 4 << 20
-_PARQUET_ROWS: Final = 4096
-COLUMN: Final = "event"
-_CONVERTED_BYTES: Final = 8 << 20
-_EXACT_MAX: Final = 2.0**53
-"""Whole numbers beyond are not all told apart by a double."""
-
-Rest = Callable[[], None]
 
 
 def joined_files(directory: Path) -> list[Path]:
@@ -66,25 +50,6 @@ def blocks_of(path: Path) -> Iterator[tuple[int, bytes]]:
         while data := file.read(BLOCK_BYTES) + file.readline():
             yield start, data
             start += len(data)
-
-
-def parquet_lines(source: Any) -> Iterator[bytes]:
-    """A joined log as Parquet (`convert`), a path or a file of pyarrow -> its rows as lines, in chunks.
-
-    StorageError where it can't be read.
-    """
-    arrow, files = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    try:
-        with files.ParquetFile(source) as file:
-            schema = file.schema_arrow
-            # An adapter may write events with one field of that name.
-            plain = schema.names == [COLUMN] and schema.types[0] in (arrow.string(), arrow.binary())
-            for batch in file.iter_batches(_PARQUET_ROWS):
-                yield _as_lines(batch.to_pylist(), plain)
-    except FileNotFoundError:
-        raise
-    except (OSError, arrow.ArrowException) as error:
-        raise StorageError(" ".join(str(error).split())) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,149 +96,3 @@ class JoinedDecoder:
 def inside(settings: Settings) -> Field:
     """The id of the primary event's object within a joined line."""
     return Field((settings.adapter.field, *parse_path(settings.primary.id)), ID)
-
-
-# --- To Parquet.
-
-
-def convert(source: Path, target: Path, rest: Rest = lambda: None) -> int:
-    """Write the lines of a file as Parquet, a row a line, in the same order; the number of rows.
-
-    Memory for some blocks of 8 MiB, or the longest line. `rest` is called between blocks. OSError, also
-    where what was written can't be read. The target is not synced.
-    """
-    pa = importlib.import_module("pyarrow")
-    for part in ("compute", "json", "parquet"):
-        importlib.import_module(f"pyarrow.{part}")
-    # The first block's types hold for the whole of most files: parsed once, not twice.
-    for blocks in (1, None):
-        with contextlib.suppress(pa.ArrowException, _NotExactError):
-            rows = _write(pa, target, _typed(pa, source, blocks, rest))
-            # pyarrow writes columns that it then refuses to read (nested too deeply).
-            if _rows_read(pa, target) == rows:
-                return rows
-            break  # the same columns would come of it
-    rows = _write(pa, target, _plain(pa, source, rest))
-    if _rows_read(pa, target) != rows:
-        raise OSError(errno.EIO, "cannot be read back as Parquet", str(target))
-    return rows
-
-
-def _as_lines(rows: Sequence[Mapping[str, Any]], plain: bool) -> bytes:
-    """Rows of such a file as the lines that they were made of; `plain`: they hold these in COLUMN.
-
-    Fields that are null are left out: they are missing in the line, or null.
-    """
-    if plain:
-        texts = [row[COLUMN] for row in rows]
-        return join_lines([text.encode() if isinstance(text, str) else text for text in texts])
-    told = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    return msgspec.json.Encoder().encode_lines(told)
-
-
-def _rows_read(pa: Any, target: Path) -> int | None:
-    """Rows of the file, as its readers see it; None where they can't."""
-    try:
-        with pa.parquet.ParquetFile(target) as file:
-            return file.metadata.num_rows  # type: ignore[no-any-return]
-    except (OSError, pa.ArrowException):
-        return None
-
-
-class _NotExactError(Exception):
-    """Typed columns would not hold what the lines say."""
-
-
-def _write(pa: Any, target: Path, tables: Iterator[Any]) -> int:
-    """The first of the tables has no rows: it tells the schema."""
-    rows = 0
-    with pa.parquet.ParquetWriter(target, next(tables).schema, compression="zstd") as writer:
-        for table in tables:
-            writer.write_table(table)
-            rows += table.num_rows
-    return rows
-
-
-def _typed(pa: Any, source: Path, blocks: int | None, rest: Rest) -> Iterator[Any]:
-    """With the types of the first blocks, None: of all. ArrowException, _NotExactError: they don't do."""
-    schemas = []
-    for block in islice(_whole_blocks(source), blocks):
-        schemas.append(_parsed(pa, block, None).schema)
-        rest()
-    found = pa.unify_schemas(schemas, promote_options="permissive")
-    schema = pa.schema([field.with_type(_as_written(pa, field.type)) for field in found])
-    if schema.names in ([], [COLUMN]):
-        raise _NotExactError  # rows without columns are not counted; and that one says that it holds lines
-    yield schema.empty_table()
-    for block in _whole_blocks(source):
-        table = _parsed(pa, block, schema)
-        if table.num_rows != block.count(b"\n") or not all(_is_exact(pa, column) for column in table.columns):
-            raise _NotExactError
-        yield table
-        rest()
-
-
-def _plain(pa: Any, source: Path, rest: Rest) -> Iterator[Any]:
-    kind = pa.string() if all(_is_text(block) for block in _whole_blocks(source)) else pa.binary()
-    yield pa.schema([(COLUMN, kind)]).empty_table()
-    for block in _whole_blocks(source):
-        yield pa.table({COLUMN: pa.array(block[:-1].split(b"\n"), pa.binary()).cast(kind)})
-        rest()
-
-
-def _parsed(pa: Any, block: bytes, schema: Any) -> Any:
-    if not _is_text(block):
-        raise _NotExactError
-    parse = pa.json.ParseOptions(
-        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
-    )
-    read = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    return pa.json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
-
-
-def _as_written(pa: Any, kind: Any) -> Any:
-    """The type that keeps what stood in the line: strings that look like times stay strings."""
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
-        return pa.string()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_as_written(pa, field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_as_written(pa, kind.value_type))
-    return kind
-
-
-def _is_exact(pa: Any, column: Any) -> bool:
-    """Whether no number of a double column may have been a whole number that a double can't hold."""
-    kind = column.type
-    if pa.types.is_struct(kind):
-        # `flatten` gives the fields, each with the nulls of the whole.
-        return all(_is_exact(pa, part) for part in column.flatten())
-    if pa.types.is_list(kind):
-        return _is_exact(pa, pa.compute.list_flatten(column))
-    if not pa.types.is_floating(kind) or not len(column):
-        return True
-    largest = pa.compute.max(pa.compute.abs(column)).as_py()
-    return largest is None or largest < _EXACT_MAX
-
-
-def _is_text(block: bytes) -> bool:
-    try:
-        block.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _whole_blocks(source: Path) -> Iterator[bytes]:
-    """The file in blocks of whole lines."""
-    with source.open("rb", buffering=0) as file:
-        held = b""
-        while read := file.read(_CONVERTED_BYTES):
-            whole = read.rfind(b"\n") + 1
-            if whole:
-                yield held + read[:whole]
-                held = read[whole:]
-            else:
-                held += read
-        if held:
-            yield held + b"\n"

@@ -28,6 +28,7 @@ from joiner.intents import Intent, IntentJournal
 from joiner.leases import Lease, LeaseKeeper, TokenSource
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
+from joiner.publishing import Publisher, SettledLog
 from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
@@ -201,7 +202,12 @@ class Worker:
             opened.callback(self._journal.close)
             logs = (self._journal, self._output, self._gate)
             commits_max = wanted.commits_in_flight_max
-            self._settler = Settler(registry, *logs, self.leases, commits_max, checkpoint)
+            log = SettledLog(roots[0], self._output, self._journal)
+            self._publisher = Publisher(wanted.sinks, home.name, log, clock, home.drain, self._notices.tell)
+            opened.callback(self._publisher.close)
+            self._settler = Settler(
+                registry, *logs, self.leases, commits_max, checkpoint, self._publisher.wake
+            )
             self._resolver = Resolver(self._end, rng, self._notices.tell)
             self._take_over()
             write_known(home.directory, roots)
@@ -209,7 +215,14 @@ class Worker:
             life = Life(own.incarnation, own.address, clock.now_us())
             for root in roots:
                 note_life(root.directory, home.name, life)
-            self._completer = Completer(self._output, self._journal, wanted, self._notices.tell, checkpoint)
+            self._completer = Completer(
+                self._output,
+                self._journal,
+                wanted,
+                self._notices.tell,
+                checkpoint,
+                self._publisher.needed_from,
+            )
             opened.callback(self._completer.close)
             self._accountant = Accountant(
                 registry,
@@ -232,6 +245,7 @@ class Worker:
         self.leases.start()
         self._resolver.start()
         self._completer.start()
+        self._publisher.start()
         self._accountant.start()
 
     def can_work(self) -> bool:
@@ -269,6 +283,7 @@ class Worker:
         if ended and not self._output.broken:
             try:
                 self._output.end()
+                self._publisher.finish()
                 self._completer.finish()
                 settled = self.leases.own.holds(self._clock.monotonic())  # so the registry answers
             except StorageError as error:
@@ -299,6 +314,7 @@ class Worker:
             "lease": self.leases.status(),
             "output": self._completer.status(),
             "account": self._accountant.status(),
+            "sinks": self._publisher.status(),
             "storage_error": None if self._gate.error is None else str(self._gate.error),
             "notices": self._notices.lines(),
         }

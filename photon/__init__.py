@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from joiner.output_files import complete_files, count_joined, read_lives
     from photon.cluster.declared import Declared
     from photon.cluster.run import join
+    from photon.connect.ports import Batch, Fields, Guarantee, Loss, Sink, Source, State
+    from photon.connect.uris import Uri
     from photon.core.clock import Clock, SystemClock
     from photon.core.errors import (
         AdapterError,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from photon.core.id_generator import EventIdGenerator, FileMark, TimeReading, system_time
     from photon.core.settings import Settings, load_settings
     from photon.fastpath import FastPath, ForeignCounts, Limits, PrimaryCounts
+    from photon.logs.writer import LogPosition
     from photon.rpc.network import Network, Tls, load_tls
 
 __version__ = "0.1.0"
@@ -35,6 +38,8 @@ _HOMES: Final = {
     "joiner.output_files": ("complete_files", "count_joined", "read_lives"),
     "photon.cluster.declared": ("Declared",),
     "photon.cluster.run": ("join",),
+    "photon.connect.ports": ("Batch", "Fields", "Guarantee", "Loss", "Sink", "Source", "State"),
+    "photon.connect.uris": ("Uri",),
     "photon.core.clock": ("Clock", "SystemClock"),
     "photon.core.errors": (
         "AdapterError",
@@ -49,6 +54,7 @@ _HOMES: Final = {
     "photon.core.id_generator": ("EventIdGenerator", "FileMark", "TimeReading", "system_time"),
     "photon.core.settings": ("Settings", "load_settings"),
     "photon.fastpath": ("FastPath", "ForeignCounts", "Limits", "PrimaryCounts"),
+    "photon.logs.writer": ("LogPosition",),
     "photon.rpc.network": ("Network", "Tls", "load_tls"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
@@ -56,14 +62,19 @@ _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in 
 __all__ = [
     "Adapter",
     "AdapterError",
+    "Batch",
     "Clock",
     "Declared",
     "Event",
     "EventIdGenerator",
     "FastPath",
+    "Fields",
     "FileMark",
     "ForeignCounts",
+    "Guarantee",
     "Limits",
+    "LogPosition",
+    "Loss",
     "Network",
     "OverloadedError",
     "PhotonError",
@@ -71,13 +82,17 @@ __all__ = [
     "Result",
     "Settings",
     "SettingsError",
+    "Sink",
     "SkewError",
     "Skip",
+    "Source",
+    "State",
     "StorageError",
     "SystemClock",
     "TimeReading",
     "Tls",
     "UnavailableError",
+    "Uri",
     "UsageError",
     "complete_files",
     "count_joined",

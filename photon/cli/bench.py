@@ -18,7 +18,9 @@ from photon.core.errors import UsageError
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
 MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache")
 REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover", "sets")
+KAFKA_PARTS: Final = ("catch-up", "live", "killed")
 PEERS: Final = ("spark", "pathway", "duckdb")
+KAFKA_PEERS: Final = ("streams", "quix", "spark")
 MILLWHEEL_PEERS: Final = ("photon", "duckdb", "pathway", "bytewax", "spark", "spark-state", "flink")
 
 
@@ -77,6 +79,20 @@ _MILLWHEEL: Final[list[click.Parameter]] = [
     _option("--live-seconds", default=15.0),
     click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
     *_peers(MILLWHEEL_PEERS),
+    _JSON,
+]
+
+
+_KAFKA: Final[list[click.Parameter]] = [
+    _option("--dir", "directory", **_OUT, help="For broker, state and output: on the disk that is meant."),
+    _option("--only", multiple=True, type=click.Choice(KAFKA_PARTS), help="This part; may be repeated."),
+    _option("--queries", default=1_000_000, help="Catch-up."),
+    _option("--clicks", default=200_000, help="Catch-up."),
+    _option("--runs", default=3, help="Of catch-up, by turns; the fastest of each is told."),
+    _option("--live-seconds", default=30.0),
+    click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
+    _option("--broker", "brokers", metavar="HOST:PORT", help="A broker that runs; not one of our own."),
+    *_peers(KAFKA_PEERS),
     _JSON,
 ]
 
@@ -146,6 +162,25 @@ def _millwheel(
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
+def _kafka(
+    only: Sequence[str],
+    peers: str | None,
+    pythons: Sequence[str],
+    brokers: str | None,
+    as_json: bool,
+    **plan: Any,
+) -> None:
+    """Measure joins from topics to a topic: start included, every output read as committed and checked.
+
+    catch-up: over filled topics. live: 2,000 queries/s and 400 clicks/s, from a click's record produced to
+    its joined record read. killed: catch-up with a SIGKILL to all processes half way: what was lost or
+    doubled. A broker is started (Java and Maven), or one is named.
+    """
+    benchmark = load_benchmarks("kafka")
+    report = benchmark.run(benchmark.Plan.of(**plan), only, peers, pythons, brokers, _measuring)
+    click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
+
+
 @click.pass_context
 def _all(context: click.Context, /, **given: Any) -> None:
     """Measure this machine: all of `photon bench join`, or one of the commands below."""
@@ -158,6 +193,7 @@ command: Final = click.Group(
 )
 command.add_command(click.Command("join", callback=_join, params=_JOIN, help=_join.__doc__))
 command.add_command(click.Command("registry", callback=_registry, params=_REGISTRY, help=_registry.__doc__))
+command.add_command(click.Command("kafka", callback=_kafka, params=_KAFKA, help=_kafka.__doc__))
 command.add_command(
     click.Command("millwheel", callback=_millwheel, params=_MILLWHEEL, help=_millwheel.__doc__)
 )

@@ -7,7 +7,10 @@ from typing import Final
 import click
 
 from photon.cli.options import logs_option, path_option
+from photon.connect.importer import fields_of
+from photon.connect.sample import sampled
 from photon.core.errors import UsageError
+from photon.core.settings import Settings
 from photon.logs.fields import Found, Guess, guess
 from photon.logs.sample import Sample, no_json_lines, sample
 
@@ -17,8 +20,8 @@ _SHOWN: Final = 12
 
 
 @click.command("init")
-@logs_option("primary")
-@logs_option("foreign")
+@logs_option("primary", sources="Kafka, CSV, Parquet, -")
+@logs_option("foreign", sources="Kafka, CSV, Parquet, -")
 @path_option("--config", default=Path("photon.toml"), show_default=True, help="The file to write.")
 def command(primary: Sequence[str], foreign: Sequence[str], config: Path) -> int:
     """Write a commented photon.toml: which fields of your logs are the ids, the reference and the times.
@@ -53,7 +56,8 @@ def command(primary: Sequence[str], foreign: Sequence[str], config: Path) -> int
 
 def _lines(side: str, patterns: Sequence[str], lines: int) -> Sample:
     """UsageError where none is a JSON object."""
-    found = sample(patterns, lines)
+    with sampled(patterns, fields_of(Settings(), side), lines) as first:
+        found = sample(first.patterns, lines)
     if not found.events:
         raise UsageError(f"--{side} {' '.join(patterns)}: {no_json_lines(found.first)}")
     return found

@@ -15,13 +15,16 @@ _SHOWN_BYTES: Final = 300
 
 
 @click.command("join")
-@logs_option("primary")
-@logs_option("foreign")
+@logs_option("primary", sources="Kafka, CSV, Parquet, -")
+@logs_option("foreign", sources="Kafka, CSV, Parquet, -")
 @path_option("--out", help="Directory of the output.")
 @path_option("--config", help="Settings (photon.toml).")
 @path_option("--work", help="State to resume from  [default: OUT/.photon]")
 @click.option(
     "--datacenters", type=click.IntRange(1, 5), default=1, show_default=True, help="Pipelines to run."
+)
+@click.option(
+    "--sink", "sinks", multiple=True, metavar="URI", help="Publish joined events there, too; repeatable."
 )
 @click.option("--follow", is_flag=True, help="Go on tailing until Ctrl-C or SIGTERM.")
 @click.option("--check", is_flag=True, help="Make nothing: show what a sample of the events would join with.")

@@ -61,10 +61,12 @@ def json_flag(text: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-def logs_option(kind: str) -> Callable[[_Command], _Command]:
-    """--primary or --foreign: patterns, at least one."""
-    text = f"{kind.capitalize()} logs; repeatable."
-    return click.option(f"--{kind}", multiple=True, required=True, metavar="GLOB", help=text)
+def logs_option(kind: str, sources: str = "") -> Callable[[_Command], _Command]:
+    """--primary or --foreign: patterns, at least one. `sources`: what it may be that is no log file."""
+    more = f"; or {sources} (docs/connectors.md)" if sources else ""
+    metavar = "GLOB|URI" if sources else "GLOB"
+    text = f"{kind.capitalize()} logs{more}; repeatable."
+    return click.option(f"--{kind}", multiple=True, required=True, metavar=metavar, help=text)
 
 
 def system_options(command: _Command) -> _Command:

@@ -15,6 +15,8 @@ from typing import Any, Final
 from joiner.output_files import same_directory
 from photon.cluster.registry_replicas import members_of
 from photon.cluster.topology import process_name
+from photon.connect.importer import fields_of
+from photon.connect.uris import is_source, make_sink, make_source
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
@@ -40,6 +42,15 @@ def check_run(patterns: Sequence[str], out: Path, work: Path, settings: Settings
         from joiner.adapter import load_adapter
 
         load_adapter(settings.adapter.use)
+
+
+def check_sources(settings: Settings, primary: Sequence[str], foreign: Sequence[str]) -> None:
+    """UsageError for what names a source or a sink that can't be: nobody is waited for."""
+    for side, texts in (("primary", primary), ("foreign", foreign)):
+        for text in filter(is_source, texts):
+            make_source(text, fields_of(settings, side)).close()
+    for text in settings.joiner.sinks:
+        make_sink(text, "check").close()
 
 
 def check_names(names: Sequence[str]) -> None:

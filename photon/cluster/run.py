@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from photon.cluster.preflight import (
     check_matches,
     check_run,
     check_same_run,
+    check_sources,
 )
 from photon.cluster.registry_replicas import clear_unfounded, members_of, replacing
 from photon.cluster.roles import ROLES
@@ -40,6 +41,8 @@ from photon.cluster.topology import (
     Topology,
     unplaced,
 )
+from photon.connect.stdin import STDIN, copy_stdin, follow_stdin, pattern_of
+from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
 from photon.core.fates import Fate
@@ -52,6 +55,7 @@ STALL_S: Final = 120.0
 """Nothing moves for this long: the run ends with status 1; it can be resumed."""
 STILL_S_MAX: Final = 60.0
 """After this long without progress, files that are not complete are left to the joiners' end."""
+_STDIN: Final = "stdin"
 _DRAINED_BY: Final = ("dispatcher", "eventstore", "joiner")
 
 
@@ -185,36 +189,50 @@ def running(
     settings: Settings,
     notice: Callable[[str], None],
     every_s: float = POLL_S,
-    replace: bool = True,
+    renew: bool = True,
 ) -> Iterator[RunLoop]:
     """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again;
     SettingsError for another number of workers than before.
 
-    `replace`: replicas that lost their disks.
+    `renew`: replicas that lost their disks are replaced.
     """
     from dispatcher.workers import check_workers
 
     topology = cluster.topology
     for pipeline in topology.pipelines:
         check_workers(pipeline.home("dispatcher"), len(pipeline.dispatchers))
-    lost = members_of(work, len(topology.replicas)).lost if replace else []
+    lost = members_of(work, len(topology.replicas)).lost if renew else []
     try:
         with (
             contextlib.closing(StatusReader(topology)) as reader,  # its imports go on beside the nursery's
             ThreadPoolExecutor(1, "asking") as pool,
             replacing(topology, lost, notice),
         ):
-            cluster.start_those(reads_on=False)
             loop = RunLoop(cluster, reader, pool, ground.told_to_stop, notice, every_s)
+            if topology.drain and topology.titles("importer"):
+                cluster.start_those(lambda role: role.fills_logs)
+                loop.until(partial(_imported, ground.told_to_stop), ("importer",))
+            cluster.start_those(lambda role: not role.reads_on)
             # Ids that are forgotten on purpose are not missed.
             if ground.joined_before and not settings.registry.retention_days:
                 _await_memory(loop, RegistryMemory(ground.joined_before, work))
-            cluster.start_those(reads_on=True)
+            cluster.start_those(lambda role: role.reads_on)
             yield loop
         cluster.stop()
     except BaseException:
         cluster.kill()
         raise
+
+
+def _imported(told_to_stop: Sequence[int], sample: Sample | None) -> bool:
+    """Whether all that is to be joined stands in log files."""
+    if told_to_stop:
+        return True
+    return (
+        sample is not None
+        and not sample.silent(("importer",))
+        and all(status["finished"] for status in sample.of("importer"))
+    )
 
 
 def _await_memory(loop: RunLoop, memory: RegistryMemory) -> None:
@@ -266,12 +284,14 @@ def join(
     work: str | Path | None = None,
     datacenters: int = 1,
     follow: bool = False,
+    sinks: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Join the logs that `foreign` matches with those that `primary` matches, as `photon join` does.
 
-    `primary`, `foreign`: globs. Every foreign event is written once to OUT/joined/<datacenter>, or to
-    OUT/dead-letters; a run that was cut off is resumed by the same call. `work` (OUT/.photon): the state to
-    resume from; `config`: a photon.toml; `datacenters`: pipelines; `follow`: go on until SIGINT or SIGTERM.
+    `primary`, `foreign`: globs, or other sources (docs/connectors.md). Every foreign event is written once to
+    OUT/joined/<datacenter>, or to OUT/dead-letters; a run that was cut off is resumed by the same call.
+    `work` (OUT/.photon): the state to resume from; `config`: a photon.toml; `datacenters`: pipelines;
+    `follow`: go on until SIGINT or SIGTERM; `sinks`: URIs that joined lines are published to as well.
     Call it from the main thread, which alone is told of signals.
 
     Returns the summary of docs/operating.md. Raises PhotonError; nothing is lost by that.
@@ -283,19 +303,42 @@ def join(
     out = Path(out)
     work = out / ".photon" if work is None else Path(work)
     settings = load_settings(None if config is None else Path(config))
+    joiner = replace(settings.joiner, sinks=(*settings.joiner.sinks, *sinks))
+    settings = replace(settings, joiner=joiner)
     names, roots = DATACENTER_NAMES[:datacenters], settings.joiner.output_roots
-    check_run([*primary, *foreign], out, work, settings)
-    if not follow:
+    primary, foreign, piped = _with_stdin(primary, foreign, work)
+    check_sources(settings, primary, foreign)
+    logs = [one for one in (*primary, *foreign) if not is_source(one)]
+    check_run(logs, out, work, settings)
+    if not follow and piped != "primary" and not any(map(is_source, primary)):
         check_matches(primary)
-    check_apart([*primary, *foreign], out, work, names, roots)
+    check_apart(logs, out, work, names, roots)
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)
     with contextlib.closing(RunDisplay()) as display, holding(work, out) as ground:
+        if piped is not None and follow:
+            follow_stdin(work / _STDIN, piped, settings.imports.file_bytes_max, display.notice)
+        elif piped is not None:
+            copy_stdin(work / _STDIN, piped, settings.imports.file_bytes_max)
         check_same_run(
             work, out, settings, dict.fromkeys(names, settings.joiner.processes), ground.joined_before
         )
         check_leaders(work, settings)
         return on_free_ports(partial(_join, topology, work, names, ground, display, began), display.notice)
+
+
+def _with_stdin(
+    primary: Sequence[str], foreign: Sequence[str], work: Path
+) -> tuple[list[str], list[str], str | None]:
+    """The two with the log files that standard input is copied into in its place; the side that it is."""
+    sides = {"primary": list(primary), "foreign": list(foreign)}
+    piped = [side for side, texts in sides.items() for text in texts if text == STDIN]
+    if len(piped) > 1:
+        raise UsageError("standard input (-) can be one of the logs only")
+    for side in piped:
+        check_directories((work / _STDIN,))
+        sides[side] = [pattern_of(work / _STDIN, side) if one == STDIN else one for one in sides[side]]
+    return sides["primary"], sides["foreign"], next(iter(piped), None)
 
 
 def _join(
@@ -338,6 +381,7 @@ class _Draining:
         answered = not sample.silent(PIPELINE_ROLES)
         # What a joiner still has in hand may yet be written.
         at_work = any(j["in_flight"] or j["unresolved"] for j in joiners)
+        at_work |= any(sink["behind"] for j in joiners for sink in j.get("sinks", ()))
         drained = answered and not at_work and all(d["drained"] for d in dispatchers)
         if self._loop.told_to_stop or (drained and self._drain):
             _tell_unended(self._display, [*dispatchers, *eventstores])
@@ -349,6 +393,7 @@ class _Draining:
             [
                 [[d["foreign_events"], d["fates"]] for d in dispatchers],
                 [[e.get("primary_events"), e.get("caught_up")] for e in eventstores],
+                [[sink["published"] for sink in j.get("sinks", ())] for j in joiners],
                 _unpacking(self._work),
             ]
         )

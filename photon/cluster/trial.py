@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from photon.connect.importer import fields_of
+from photon.connect.sample import sampled
 from photon.core.columns import split_ids
 from photon.core.settings import Settings
 from photon.logs.formats import Malformed, json_lines
@@ -12,6 +14,7 @@ from photon.logs.sample import files_of, first_lines, pieces
 
 EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 4 << 30
+RECORDS_MAX: Final = 1_000_000
 PAIRS: Final = 3
 
 
@@ -29,7 +32,18 @@ class Trial:
 
 
 def try_join(settings: Settings, primary: Sequence[str], foreign: Sequence[str]) -> Trial:
-    """Reads up to BYTES_MAX of the primary logs. UsageError where a side has no file; StorageError."""
+    """Reads up to BYTES_MAX of the primary logs, or RECORDS_MAX of each source.
+
+    UsageError where a side has no file; UnavailableError, StorageError.
+    """
+    fields = fields_of(settings, "primary"), fields_of(settings, "foreign")
+    with sampled(primary, fields[0], RECORDS_MAX) as first, sampled(foreign, fields[1], EVENTS_MAX) as second:
+        trial = _try(settings, first.patterns, second.patterns)
+        trial.whole &= first.whole
+        return trial
+
+
+def _try(settings: Settings, primary: Sequence[str], foreign: Sequence[str]) -> Trial:
     parser, trial = json_lines(settings), Trial()
     wanted: dict[bytes, list[bytes]] = {}
     files, of_primary = files_of(foreign), files_of(primary)

@@ -161,10 +161,23 @@ class DatacenterPlace:
     eventstores: tuple[str, ...] = ()
     joiners: tuple[str, ...] = ()
     dispatchers: tuple[str, ...] = ()
+    importers: tuple[str, ...] = ()
+    """One, where `primary` or `foreign` name sources that are no log files."""
 
 
-PIPELINE_ROLES: Final = ("eventstore", "joiner", "dispatcher")
+PIPELINE_ROLES: Final = ("importer", "eventstore", "joiner", "dispatcher")
 """Whose processes a datacenter has, as they are started; a joiner's address is among `joiners`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """[imports]: copies of sources that are no log files (Kafka, tables)."""
+
+    file_bytes_max: int = _bounded(256 * MIB, 1024, 1 << 40)
+    bytes_max: int = _bounded(64 << 30, 1 * MIB, 1 << 44)
+    """Of the copies of each source; it is not read on while they are so large."""
+    keep_days: float = _bounded(7.0, 0.0, 36_500)
+    """Copies that are older are deleted, where the source is followed; 0 keeps all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +185,7 @@ class EventStore:
     """[eventstore]: cache and logs of primary events (paper 3.4)."""
 
     processes: int = _bounded(1, 1, 64)
-    """A datacenter's: one reads the logs and keeps the map; all of them hold shares of the cache."""
+    """A datacenter's: each has the log file map, a share of the cache and a share of the logs to read."""
     virtual_nodes: int = _bounded(64, 1, 4096)
     """Of each process on the ring of consistent hashing."""
     cache_bytes: int = _bounded(256 * MIB, 1 * MIB, 1 << 40)
@@ -188,7 +201,8 @@ class Dispatcher:
     """[dispatcher]: reading, sending and retrying foreign events (paper 3.2)."""
 
     workers: int = _bounded(1, 1, 64)
-    """Processes of a datacenter, each for some of the foreign logs; it stands from the first start on."""
+    """On one machine, processes of a datacenter; on several, shares of its foreign logs, if that is more than
+    dispatchers. It stands from the first start on."""
     batch_events_max: int = _bounded(4096, 1, 65_536)
     batches_in_flight_max: int = _bounded(3, 1, 256)
     lookup_before_send: bool = True
@@ -220,6 +234,8 @@ class Joiner:
     """A joined log that is so old is complete and a new one begins; 0: by size alone."""
     output_roots: tuple[str, ...] = ()
     """More directories that get the same joined logs."""
+    sinks: tuple[str, ...] = ()
+    """URIs that the joined lines are published to, beside the joined log."""
     output_format: str = _one_of("jsonl", OUTPUT_FORMATS)
     """In which complete files are kept."""
     fsync: bool = True
@@ -264,6 +280,7 @@ class Settings:
     datacenters: dict[str, DatacenterPlace] = field(default_factory=dict)
     via: dict[str, dict[str, str]] = field(default_factory=dict)
     """Datacenter -> advertised address -> the one that its processes dial instead."""
+    imports: Imports = field(default_factory=Imports)
     eventstore: EventStore = field(default_factory=EventStore)
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     joiner: Joiner = field(default_factory=Joiner)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from idregistry.client import RegistryAt
-from joiner import joined_lines, rules
+from joiner import rules
 from joiner.adapter import BatchAdapter, load_adapter
 from joiner.output_files import LINES, PARQUET
 from photon.core.columns import join_lines, split_ids, take_ids, take_times
@@ -31,6 +31,7 @@ from photon.core.errors import FencedError
 from photon.core.fates import Committed, Fate, Joined, Registered
 from photon.core.ids import Token
 from photon.core.settings import Settings
+from photon.logs.parquet import convert
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from spark.backfill.job import BucketResult, Job, Place, Staged
 from spark.backfill.rows import KIND_BITS, Kind, file_and_offset
@@ -314,7 +315,7 @@ class _StagedFile:
     def _convert(self) -> None:
         """Go on as the same lines in Parquet."""
         lines, self._path = self._path, self._path.with_suffix(PARQUET)
-        rows = joined_lines.convert(lines, self._path)
+        rows = convert(lines, self._path)
         assert rows == self.lines, f"{rows} rows made of {self.lines} lines"
         lines.unlink()
         self._crc = self._bytes = 0

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from joiner.joined_lines import parquet_lines
 from joiner.output_files import PARQUET
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
@@ -22,6 +21,7 @@ from photon.core.settings import Logs, Settings
 from photon.logs.files import Chunk, read_at, read_chunk
 from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from photon.logs.packed import is_packed, unpacked
+from photon.logs.parquet import parquet_lines
 from spark.reading.paths import local_name
 
 Parse = Callable[[str, str, Chunk], Iterable[Any]]

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import joiner.joined_lines
 from joiner.output_files import complete_files, count_joined
 from photon.cluster import local_cluster as completing
 from photon.cluster import run
@@ -15,14 +14,15 @@ from photon.cluster.run import Completing
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.settings import Joiner, Settings
+from photon.logs import parquet
 from tests.system import join, join_arguments, photon
 
 SLOW = """
 import pathlib, time
-import joiner.joined_lines
+import photon.logs.parquet
 from joiner.adapter import Adapter
 
-real = joiner.joined_lines.convert
+real = photon.logs.parquet.convert
 
 def convert(source, target, rest):
     for _ in range(5):
@@ -32,7 +32,7 @@ def convert(source, target, rest):
         time.sleep(0.02)
     return real(source, target, rest)
 
-joiner.joined_lines.convert = convert
+photon.logs.parquet.convert = convert
 
 class Slow(Adapter):
     def join(self, primary, foreign):
@@ -126,9 +126,7 @@ def test_the_time_that_joiners_get_to_end_follows_what_they_have_to_complete(tmp
 def slow_run(tmp_path, monkeypatch):
     """Logs, and settings by which a file takes two seconds to be made Parquet, or until `gate` is gone."""
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr(
-        joiner.joined_lines, "convert", joiner.joined_lines.convert
-    )  # the adapter is loaded here, too
+    monkeypatch.setattr(parquet, "convert", parquet.convert)  # the adapter is loaded here, too
     monkeypatch.delitem(sys.modules, "slowparquet", raising=False)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -215,7 +215,7 @@ def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path
 
 
 def test_rows_take_their_name_when_they_are_durable_and_as_many_as_the_lines(make, east, monkeypatch):
-    real_replace, real_convert = completing.replace, completing.joined_lines.convert
+    real_replace, real_convert = completing.replace, completing.parquet.convert
 
     def replace(temporary, final):
         steps.append("renamed")
@@ -225,7 +225,7 @@ def test_rows_take_their_name_when_they_are_durable_and_as_many_as_the_lines(mak
     worker.join(batch_of(["a"]))
     worker.join(batch_of(["b"]))
     with monkeypatch.context() as fewer:
-        fewer.setattr(completing.joined_lines, "convert", lambda *given: real_convert(*given) - 1)
+        fewer.setattr(completing.parquet, "convert", lambda *given: real_convert(*given) - 1)
         worker._completer.step()
     assert listed(east) == []
     assert "0 rows made of 1 lines" in worker.status()["output"]["trouble"]

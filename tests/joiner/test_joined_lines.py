@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from joiner import joined_lines
-from joiner.joined_lines import JoinedDecoder, blocks_of, convert, inside, joined_files
+from joiner.joined_lines import JoinedDecoder, blocks_of, inside, joined_files
 from photon.core.errors import StorageError
 from photon.core.settings import Settings, parse_settings
+from photon.logs import parquet
+from photon.logs.parquet import convert
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -42,7 +44,7 @@ def test_blocks_are_whole_lines_with_their_offsets_but_for_an_unended_last_one(
 
 def test_rows_of_parquet_are_lines_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr(joined_lines, "_PARQUET_ROWS", 3)
+    monkeypatch.setattr(parquet, "_PARQUET_ROWS", 3)
     for lines in (
         [{"id": f"c{n}", "primary": {"id": n}} for n in range(7)],
         [{"id": "c", "x": 1}, {"id": "d", "x": "text"}],  # no column holds both: the lines themselves

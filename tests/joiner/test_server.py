@@ -49,6 +49,7 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
     assert status.pop("reading")
     account = {"unwritten": 0, "gone": 0, "missing_file": None, "unknown": 0, "trouble": None}
     assert status.pop("account") == account
+    assert status.pop("sinks") == []
     assert status == {
         "joined": 2,
         "in_flight": 0,

@@ -12,6 +12,8 @@ from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from idregistry.client import RegistryAt
@@ -19,7 +21,7 @@ from photon.core.settings import Settings
 from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
 from tests.spark.kit import RealRegistry
-from tests.system import join_arguments, read_lines, start_photon, write_lines
+from tests.system import join_arguments, photon, read_lines, start_photon, write_lines
 from tests.waiting import wait_until
 
 pytest.importorskip("pyspark")
@@ -206,3 +208,35 @@ def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(ses
     assert summary["unjoinable"] == truth["expected_summary"]["unjoinable"]
     total = sum(json.loads(said)[fate] for fate in ("joined", "duplicate", "unjoinable", "pending"))
     assert total == json.loads(said)["foreign_events"]
+
+
+def test_tables_are_copied_first_and_what_they_get_later_is_joined_by_the_next_backfill(
+    tmp_path, requirements
+):
+    registry = RealRegistry(tmp_path / "registry")
+    queries = tmp_path / "queries.csv"
+    queries.write_text("id,ts_us\n" + "".join(f"q{n},1700000000000000\n" for n in range(20)))
+
+    def clicked(path, first):
+        numbers = range(first, first + 50)
+        columns = {"id": [f"c{n}" for n in numbers], "primary_id": [f"q{n % 25}" for n in numbers]}
+        columns["ts_us"] = [1_700_000_000_000_000] * 50
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+    def backfill():
+        inputs = ("--primary", queries, "--foreign", tmp_path / "clicks-*.parquet", "--out", tmp_path / "out")
+        spark = ("--master", "local[2]", "--driver-memory", "512m")
+        return photon("backfill", *inputs, "--registry", registry.address, "--json", *spark)
+
+    try:
+        for number, read in ((0, 50), (1, 100)):
+            clicked(tmp_path / f"clicks-{number}.parquet", number * 50)
+            done = backfill()
+            assert done.returncode == 0, done.stderr
+            summary = json.loads(done.stdout)
+            assert (summary["foreign_events"], summary["joined"]) == (read, 40)
+    finally:
+        registry.close()
+    events = read_lines(tmp_path / "out/joined")
+    assert sorted(event["id"] for event in events) == sorted(f"c{n}" for n in range(100) if n % 25 < 20)
+    assert all(event["primary"]["id"] == event["primary_id"] for event in events)

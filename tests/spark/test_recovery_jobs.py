@@ -83,7 +83,7 @@ def test_lines_of_an_adapter_are_known_by_their_ids_unless_its_field_hides_them(
 
 
 def test_joined_logs_as_parquet_are_read_too(session, tmp_path):
-    from joiner.joined_lines import convert
+    from photon.logs.parquet import convert
 
     lines = tmp_path / "joiner-east-000000.jsonl"
     lines.write_bytes(b"".join(json.dumps(line_of(f"p{n}")).encode() + b"\n" for n in range(20)))

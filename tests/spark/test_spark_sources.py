@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from joiner.joined_lines import convert
 from photon.core.ids import IdPacker
 from photon.core.settings import Adapter, Foreign, Logs, Primary, Settings
 from photon.logs.files import Chunk
 from photon.logs.formats import JsonLines
+from photon.logs.parquet import convert
 from tests.spark.kit import foreign, joined, letter, primary
 
 LINES = [

@@ -1,20 +1,20 @@
-"""What becomes of joined lines as Parquet: exact columns, or the lines themselves."""
+"""What becomes of lines as Parquet: exact columns, or the lines themselves."""
 
 import json
 
 import pyarrow.parquet
 import pytest
 
-from joiner import joined_lines
+from photon.logs import parquet
 
 
 @pytest.fixture(params=[8 << 20, 64], ids=["one block", "many blocks"])
 def convert(tmp_path, monkeypatch, request):
-    monkeypatch.setattr(joined_lines, "_CONVERTED_BYTES", request.param)
+    monkeypatch.setattr(parquet, "_CONVERTED_BYTES", request.param)
 
     def run(*lines):
         (tmp_path / "in").write_bytes(b"".join(line + b"\n" for line in lines))
-        rows = joined_lines.convert(tmp_path / "in", tmp_path / "out.parquet")
+        rows = parquet.convert(tmp_path / "in", tmp_path / "out.parquet")
         table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
         assert rows == table.num_rows == len(lines)
         return table

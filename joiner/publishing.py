@@ -1,0 +1,238 @@
+"""Publishes the joined log: what stands in it for good goes on to the sinks that the settings name.
+
+The joined log is the truth, as it is for recovery and verification; a sink has a copy of it. Lines are
+published when their intents have ended, durably: no crash and no fence takes such lines back. A sink says
+itself up to where it has them, so nothing is remembered here, and after any error it is asked again.
+
+`joined/<datacenter>/<joiner>.publisher` holds the name that sinks know these files by: it stands beside them,
+so that it goes where they go, and with them.
+"""
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from joiner.intents import IntentJournal
+from joiner.output import JoinedLog
+from joiner.output_files import Root
+from photon.connect.ports import Sink
+from photon.connect.uris import make_sink, parse_uri
+from photon.core.clock import Background, Backoff, Clock
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import StorageError, told
+from photon.logs.files import whole_lines
+from photon.logs.writer import LogPosition
+
+NAME: Final = ".publisher"
+RETRIES: Final = Backoff(0.2, 10.0)
+LOOK_S: Final = 5.0
+"""Between two looks at lines that nobody told of."""
+DRAIN_LINGER_S: Final = 2.0
+"""Lines wait for others no longer where all that will come is there."""
+STUCK_S_MAX: Final = 5.0
+"""At the end a sink that takes nothing for so long is not waited for: less than a joiner is given to end."""
+_MOVE_S: Final = 0.2
+_STOP_WAIT_S: Final = 60.0
+_NAME_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SettledLog:
+    """A joined log, as far as it stands for good."""
+
+    root: Root
+    output: JoinedLog
+    journal: IntentJournal
+
+    def end(self) -> LogPosition:
+        """No crash takes what stands before it, once `sync` has returned."""
+        return self.journal.needed_from(lambda: self.output.position)
+
+    def sync(self) -> None:
+        self.journal.sync_ends()
+
+
+class Publisher:
+    """All sinks of a joiner, each with a thread of its own: one that stands still holds up no other."""
+
+    def __init__(
+        self,
+        sinks: Sequence[str],
+        stem: str,
+        log: SettledLog,
+        clock: Clock,
+        drain: bool,
+        notice: Callable[[str], None],
+    ) -> None:
+        """UsageError for a sink that can't be; StorageError."""
+
+        writer = f"{stem}.{_name_beside(log.root, stem)}" if sinks else ""
+        self._ways = [
+            _Way(parse_uri(text).shown, make_sink(text, writer), log, clock, drain, notice) for text in sinks
+        ]
+
+    def start(self) -> None:
+        for way in self._ways:
+            way.work.start()
+
+    def wake(self) -> None:
+        """Intents have ended."""
+        for way in self._ways:
+            way.work.wake()
+
+    def needed_from(self) -> int | None:
+        """The first file that some sink has not all lines of; None where there is no sink."""
+        return min((way.at.file for way in self._ways), default=None)
+
+    def finish(self) -> None:
+        """Return when each sink has all that is settled, or takes nothing for STUCK_S_MAX, which is told."""
+        for way in self._ways:
+            way.finish()
+
+    def close(self) -> None:
+        for way in self._ways:
+            way.close()
+
+    def status(self) -> list[dict[str, Any]]:
+        """`published`: lines by this process; `behind`: whether there are settled lines that it has not."""
+        return [way.status() for way in self._ways]
+
+
+class _Way:
+    """To one sink."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        log: SettledLog,
+        clock: Clock,
+        drain: bool,
+        notice: Callable[[str], None],
+    ) -> None:
+        self._name, self._sink, self._log, self._root = name, sink, log, log.root
+        self._settled, self._notice, self._monotonic = log.end, notice, clock.monotonic
+        self._linger_s = min(sink.linger_s, DRAIN_LINGER_S) if drain else sink.linger_s
+        self._waiting_since: float | None = None
+        self._opened = False
+        self._moved = threading.Event()
+        self._published = 0
+        self.at = LogPosition(0, 0)
+        """The sink has all lines before it. Until it says so, it is taken to have none."""
+        self.work = Background(f"publish {name}", self._step, RETRIES)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "sink": self._name,
+            "published": self._published,
+            "behind": self._settled() > self.at,
+            "trouble": self.work.trouble,
+        }
+
+    def finish(self) -> None:
+        self._linger_s = 0.0
+        seen, still_s = self.at, 0.0
+        while self._settled() > self.at and still_s < STUCK_S_MAX:
+            self.work.wake()
+            self._moved.wait(_MOVE_S)
+            self._moved.clear()
+            still_s = still_s + _MOVE_S if self.at == seen else 0.0
+            seen = self.at
+        if self._settled() > self.at:
+            why = self.work.trouble or "it takes nothing"
+            self._notice(f"{self._name} has not all joined events ({why}); the next start goes on")
+
+    def close(self) -> None:
+        if self.work.stop(_STOP_WAIT_S):
+            self._sink.close()
+
+    def _step(self) -> float:
+        try:
+            return self._turn()
+        except Exception as error:
+            self._opened = False
+            if told(error) != self.work.trouble:
+                self._notice(f"joined events are not published: {told(error)}")
+            raise
+
+    def _turn(self) -> float:
+        """Seconds until the next one."""
+        if not self._opened:
+            at = self._sink.open()
+            self.at = LogPosition(min(self._root.log.file_numbers()), 0) if at is None else at
+            self._opened = True
+        settled = self._settled()
+        if settled < self.at:
+            raise StorageError(
+                f"{self._name} has lines up to {self.at}, and the joined log ends at {settled}: was it put "
+                "back from a copy? Name another sink, or compare the two"
+            )
+        if settled > self.at and self._wait_s(settled) <= 0:
+            self._log.sync()
+        while settled > self.at and not self.work.stopping:
+            if (wait_s := self._wait_s(settled)) > 0:
+                return wait_s
+            lines, end = self._read(settled)
+            if lines:
+                self._sink.write(lines, self.at, end)
+                self._published += lines.count(b"\n")
+            self.at = end
+            self._waiting_since = None
+            self._moved.set()
+        return LOOK_S
+
+    def _wait_s(self, settled: LogPosition) -> float:
+        """How long what is settled and not published may wait for more of its file."""
+        if settled.file > self.at.file or settled.offset - self.at.offset >= self._sink.batch_bytes:
+            return 0.0
+        now_s = self._monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now_s
+        return self._waiting_since + self._linger_s - now_s
+
+    def _read(self, settled: LogPosition) -> tuple[bytes, LogPosition]:
+        """Whole lines from `at` on, and the place behind them; none at the end of a file. StorageError."""
+        number, offset = self.at.file, self.at.offset
+        path = self._root.log.path(number)
+        with storage_errors(path):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                self._check_published(path.name)
+                return b"", self._next(settled)
+            try:
+                size = settled.offset if number == settled.file else os.fstat(fd).st_size
+                wanted = self._sink.batch_bytes
+                while offset < size:
+                    data = os.pread(fd, min(wanted, size - offset), offset)
+                    if whole := whole_lines(data):
+                        return data[:whole], LogPosition(number, offset + whole)
+                    wanted *= 2
+            finally:
+                os.close(fd)
+        return b"", self._next(settled)
+
+    def _next(self, settled: LogPosition) -> LogPosition:
+        later = [n for n in self._root.log.file_numbers() if self.at.file < n <= settled.file]
+        return LogPosition(min(later, default=settled.file), 0)
+
+    def _check_published(self, name: str) -> None:
+        """StorageError if a file was taken away before the sink had all of it. (What became Parquet has been
+        published: it is not made before.)"""
+        entry = self._root.manifest.listed.get(name)
+        if entry is not None and entry.bytes > self.at.offset:
+            raise StorageError(
+                f"{self._root.directory / name} was taken away before {self._name} had all of it; bring it "
+                "back until it has"
+            )
+
+
+def _name_beside(root: Root, stem: str) -> str:
+    path = root.directory / f"{stem}{NAME}"
+    with storage_errors(path):
+        if not path.exists():
+            write_file(path, secrets.token_hex(_NAME_BYTES).encode())
+        return path.read_text("ascii", "replace")

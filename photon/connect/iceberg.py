@@ -1,0 +1,120 @@
+"""Apache Iceberg as a sink: joined lines are appended to a table, each batch a snapshot.
+
+The commit that appends a batch also sets a property of the table: up to where the joined log of this writer
+is there. A commit is made upon the snapshot that was read before, or fails. So of two that write by one name
+one fails, and the property tells what became of a commit whose answer was lost, also when its snapshot is
+expired.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import (
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    UnauthorizedError,
+    ValidationError,
+)
+
+from photon.connect.ports import Guarantee
+from photon.connect.uris import Uri, batching, first_line
+from photon.core.errors import PhotonError, UnavailableError, UsageError
+from photon.logs.parquet import rows_of, schema_of
+from photon.logs.writer import LogPosition
+
+PLACE: Final = "photon.place."
+"""And the writer: the property that says up to where its lines are there."""
+_NEVER_WORKS: Final = (
+    ForbiddenError,
+    UnauthorizedError,
+    ValidationError,
+    ValueError,
+    TypeError,
+)
+_RETRIES: Final = "commit.retry.num-retries"
+
+
+def make_sink(uri: Uri, writer: str) -> "IcebergSink":
+    """Of `iceberg://CATALOG/NAMESPACE.TABLE`. Options: `every_s` and `mib`, how long lines wait for others
+    and up to how many; the catalog's properties, beside those that pyiceberg's configuration has of it."""
+    return IcebergSink(uri, writer)
+
+
+class IcebergSink:
+    """photon.connect.ports.Sink."""
+
+    guarantee = Guarantee.ATOMIC
+
+    def __init__(self, uri: Uri, writer: str) -> None:
+        given = dict(uri.options)
+        self._uri, self._writer = uri, writer
+        self._namespace, _, name = uri.path.rpartition(".")
+        if not (uri.place and self._namespace and name):
+            raise UsageError(f"{uri.text}: write iceberg://CATALOG/NAMESPACE.TABLE")
+        self.batch_bytes, self.linger_s = batching(uri, given)
+        self._properties = given
+        self._catalog: Any = None
+        self._table: Any = None
+
+    def open(self) -> LogPosition | None:
+        try:
+            self._catalog = load_catalog(self._uri.place, **self._properties)
+            self._table = self._catalog.load_table(self._uri.path)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            self._table = None
+            return None
+        except Exception as error:
+            raise self._in_words(error) from error
+        place = self._table.properties.get(PLACE + self._writer)
+        return None if place is None else LogPosition(*map(int, place.split("-")))
+
+    def write(self, lines: bytes, start: LogPosition, end: LogPosition) -> None:
+        try:
+            lines = lines.decode("utf-8", "replace").encode()
+            found = schema_of(lines)
+            if self._table is None:
+                self._catalog.create_namespace_if_not_exists(self._namespace)
+                self._table = self._catalog.create_table(self._uri.path, found)
+            rows = rows_of(lines, pa.schema(_merged(self._table.schema().as_arrow(), found)))
+            # By itself pyiceberg commits anew upon what others have committed meanwhile: also upon these
+            # very lines, if their writer is another process of this name.
+            self._table.metadata.properties[_RETRIES] = "0"
+            place = {PLACE + self._writer: f"{end.file}-{end.offset}"}
+            with self._table.transaction() as transaction:
+                with transaction.update_schema() as update:
+                    update.union_by_name(rows.schema)
+                transaction.append(rows, snapshot_properties=place)
+                transaction.set_properties(place)
+        except Exception as error:
+            raise self._in_words(error) from error
+
+    def close(self) -> None:
+        self._catalog = self._table = None
+
+    def _in_words(self, error: Exception) -> PhotonError:
+        told = f"{self._uri.shown}: {first_line(error)}"
+        if isinstance(error, _NEVER_WORKS):
+            return UsageError(told)
+        return UnavailableError(f"{told}; tried again")
+
+
+def _merged(known: Iterable[Any], found: Iterable[Any]) -> list[Any]:
+    """The fields that lines are read by: what the table knows has its type, what is new its own."""
+    ours = {field.name: field for field in found}
+    theirs = [field.with_type(_merged_type(field.type, ours.pop(field.name, field).type)) for field in known]
+    return [*theirs, *ours.values()]
+
+
+def _merged_type(known: Any, found: Any) -> Any:
+    """pyarrow reads no JSON into its large types, which pyiceberg names."""
+    if pa.types.is_struct(known):
+        return pa.struct(_merged(known, found if pa.types.is_struct(found) else ()))
+    if pa.types.is_large_list(known) or pa.types.is_list(known):
+        within = found.value_type if hasattr(found, "value_type") else known.value_type
+        return pa.list_(known.value_field.with_type(_merged_type(known.value_type, within)))
+    if pa.types.is_large_string(known):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(known) else known

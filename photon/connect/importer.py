@@ -1,0 +1,362 @@
+"""Copies what sources have into log files, each record once, so that all else works as with any logs.
+
+`<directory>/<side>/<name>/<stripe>-NNNNNN.jsonl` are the copies of one source: its partitions share a few
+logs, a batch whole in one of them. Beside them stands, in LMDB, where the last append to each log began and
+what it was of. So a start finds how much of it got into the file, cuts off half a line, and goes on behind
+the last whole one: nothing is left out, and no line is written twice (but where a file is gone).
+
+The place is durable before the lines are appended, and the lines before the source is told; so two syncs a
+turn, whatever the number of records.
+"""
+
+import contextlib
+import hashlib
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from photon.connect.ports import Batch, Fields, Loss, Runs, Source, State
+from photon.connect.uris import is_source, make_source, parse_uri
+from photon.core.clock import Background, Backoff
+from photon.core.disk import LmdbFile, make_directory, storage_errors
+from photon.core.errors import PhotonError, StorageError, UnavailableError, UsageError, told
+from photon.core.settings import Settings
+from photon.logs.writer import LogPosition, RotatingLog
+
+STRIPES: Final = 4
+"""Logs of a source: as many dispatchers can share them."""
+CAUGHT_UP_RECORDS: Final = 10_000
+WAIT_S: Final = 0.5
+"""For the first record of a turn."""
+_RETRIES: Final = Backoff(0.2, 10.0)
+_LOOK_S: Final = 0.1
+_SWEEP_EVERY_S: Final = 30.0
+_STOP_WAIT_S: Final = 15.0
+_STATE_BYTES_MAX: Final = 1 << 30
+_DAY_S: Final = 86_400.0
+_PARTITION: Final = b"p"
+_STRIPE: Final = b"s"
+
+SIDES: Final = ("primary", "foreign")
+
+
+def fields_of(settings: Settings, side: str) -> Fields:
+    if side == "primary":
+        primary = settings.primary
+        return Fields((primary.id,), primary.time, primary.time_unit)
+    foreign = settings.foreign
+    return Fields((foreign.id, foreign.primary_id), foreign.time, foreign.time_unit)
+
+
+def copies_of(directory: Path, side: str, text: str) -> Path:
+    """Where the copies of a source lie. Options of its URI (how to log in) make no difference."""
+    uri = parse_uri(text)
+    known = f"{uri.scheme}://{uri.place}/{uri.path}".encode()
+    last = re.sub(r"[^A-Za-z0-9_.-]", "_", uri.path.rstrip("/").rpartition("/")[2])
+    return directory / side / f"{last}-{hashlib.blake2b(known, digest_size=4).hexdigest()}"
+
+
+def patterns_of(
+    directory: Path, side: str, texts: Iterable[str], imported: Callable[[str], bool] = is_source
+) -> list[str]:
+    """Globs of log files: of the copies of those that are imported; the others as they are."""
+    return [str(copies_of(directory, side, text) / "*.jsonl") if imported(text) else text for text in texts]
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    """Of an append: a batch. `before`: the last number of the partition that is in the logs before it."""
+
+    partition: str
+    bytes: int
+    before: int | None
+    runs: Runs
+
+
+class _Append(msgspec.Struct, frozen=True, array_like=True):
+    file: int
+    at: int
+    parts: tuple[_Part, ...]
+
+
+class Copies:
+    """The logs of one source, and how far each partition is copied. For one thread."""
+
+    def __init__(self, directory: Path, file_bytes_max: int) -> None:
+        """CorruptStateError, StorageError."""
+        self.directory = directory
+        with storage_errors(directory):
+            make_directory(directory)
+        self._file = LmdbFile(
+            directory / "positions",
+            "the places of a source",
+            "the disk",
+            "delete the directory of the copies to have all copied anew, which joins nothing twice",
+        )
+        self._file_bytes_max = file_bytes_max
+        self._state = self._file.open(_STATE_BYTES_MAX)
+        self._logs = [RotatingLog(directory, f"{stripe}", file_bytes_max) for stripe in range(STRIPES)]
+        self.after: dict[str, int] = {}
+        """Partition -> the number of its last record that is in the logs."""
+        self._stripes: dict[str, int] = {}
+        """Partition -> its log, for the sake of their sizes; it may be another after the next start."""
+        self._recover()
+
+    def _recover(self) -> None:
+        with self._file.errors(), self._state.begin(write=True) as txn:
+            appends: dict[int, _Append] = {}
+            for key, value in txn.cursor():
+                if key[:1] == _PARTITION:
+                    self.after[key[1:].decode()] = msgspec.msgpack.decode(value, type=int)
+                else:
+                    appends[key[1]] = msgspec.msgpack.decode(value, type=_Append)
+            for stripe, append in appends.items():
+                for partition, number in self._left_out(stripe, append).items():
+                    key = _PARTITION + partition.encode()
+                    if number is None:
+                        self.after.pop(partition, None)
+                        txn.delete(key)
+                    else:
+                        self.after[partition] = number
+                        txn.put(key, msgspec.msgpack.encode(number))
+        for stripe, log in enumerate(self._logs):
+            log.cut_torn_line()
+            if stripe not in appends and log.position.offset:
+                raise self._file.corrupt(f"it does not know of {log.path(log.position.file)}")
+
+    def _left_out(self, stripe: int, append: _Append) -> dict[str, int | None]:
+        """Partitions of which some of the append is not in the log -> the last number that is."""
+        path = self._logs[stripe].path(append.file)
+        with storage_errors(path):
+            data = b""
+            if path.exists():
+                if path.stat().st_size < append.at:
+                    raise self._file.corrupt(f"{path} is shorter than it was")
+                with path.open("rb") as file:
+                    file.seek(append.at)
+                    data = file.read()
+        found: dict[str, int | None] = {}
+        for part in append.parts:
+            here, data = data[: part.bytes], data[part.bytes :]
+            if len(here) < part.bytes and part.partition not in found:
+                found[part.partition] = _number_of(part, here.count(b"\n"))
+        return found
+
+    def append(self, batches: Sequence[Batch]) -> dict[str, int]:
+        """Write the batches, durably. Partition -> its last number in the logs now.
+
+        DiskFullError, StorageError: none of a log's may be there; it must be opened anew.
+        """
+        by_log: dict[int, list[Batch]] = defaultdict(list)
+        for batch in batches:
+            by_log[self._stripes.setdefault(batch.partition, len(self._stripes) % STRIPES)].append(batch)
+        upto: dict[str, int] = {}
+        lines = {stripe: b"".join([one.lines for one in of_it]) for stripe, of_it in by_log.items()}
+        with self._file.errors(), self._state.begin(write=True) as txn:
+            for stripe, of_it in by_log.items():
+                place = self._room(self._logs[stripe], len(lines[stripe]))
+                parts = []
+                for batch in of_it:
+                    before = upto.get(batch.partition, self.after.get(batch.partition))
+                    parts.append(_Part(batch.partition, len(batch.lines), before, batch.runs))
+                    first, count = batch.runs[-1]
+                    upto[batch.partition] = first + count - 1
+                append = _Append(place.file, place.offset, tuple(parts))
+                txn.put(_STRIPE + bytes([stripe]), msgspec.msgpack.encode(append))
+            for partition, number in upto.items():
+                txn.put(_PARTITION + partition.encode(), msgspec.msgpack.encode(number))
+        for stripe, column in lines.items():
+            self._logs[stripe].append(column, rotate=False)
+        for stripe in lines:
+            self._logs[stripe].sync()
+        self.after |= upto
+        return upto
+
+    def _room(self, log: RotatingLog, size: int) -> LogPosition:
+        if log.position.offset and log.position.offset + size > self._file_bytes_max:
+            log.rotate()
+        return log.position
+
+    def sweep(self, keep_s: float, now_s: float) -> int:
+        """Delete files that were left so long ago; bytes of what stays."""
+        size = 0
+        for log in self._logs:
+            for number in log.file_numbers():
+                path = log.path(number)
+                with storage_errors(path), contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    if number < log.position.file and keep_s and now_s - status.st_mtime > keep_s:
+                        path.unlink()
+                    else:
+                        size += status.st_size
+        return size
+
+    def close(self) -> None:
+        for log in self._logs:
+            log.close()
+        self._state.close()
+
+
+def _number_of(part: _Part, lines: int) -> int | None:
+    """The number of so manieth record of it."""
+    if not lines:
+        return part.before
+    for first, count in part.runs:
+        if lines <= count:
+            return first + lines - 1
+        lines -= count
+    raise AssertionError(f"{part.partition}: more lines than records")
+
+
+class Import:
+    """One source on its way into its copies, in a thread of its own."""
+
+    def __init__(
+        self,
+        text: str,
+        side: str,
+        source: Source,
+        directory: Path,
+        settings: Settings,
+        drain: bool,
+        notice: Callable[[str], None],
+        fail: Callable[[BaseException], None],
+        may_begin: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """CorruptStateError, StorageError. `fail` is told of what no other try will mend; until `may_begin`,
+        nothing is read."""
+        self._name, self.side, self._source, self._drain = parse_uri(text).shown, side, source, drain
+        self._directory, self._settings = copies_of(directory, side, text), settings.imports
+        self._notice, self._fail, self._may_begin = notice, fail, may_begin
+        self._copies = Copies(self._directory, settings.imports.file_bytes_max)
+        self._opened = False
+        self.caught_up = False
+        """Whether all but the last records have been copied, once since the start."""
+        self._fatal: str | None = None
+        self._lost: dict[str, int] = defaultdict(int)
+        self._records = self._bytes = 0
+        self._state = State.ACTIVE
+        self._behind: int | None = None
+        self._held = 0
+        self._swept_s = float("-inf")
+        self._work = Background(f"import {self._name}", self._step, _RETRIES)
+
+    def start(self) -> None:
+        self._work.start()
+
+    def stop(self) -> None:
+        if self._work.stop(_STOP_WAIT_S):
+            self._source.close()
+            self._copies.close()
+
+    @property
+    def finished(self) -> bool:
+        return self._state is State.FINISHED
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last turn failed."""
+        return self._fatal or self._work.trouble
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "source": self._name,
+            "side": self.side,
+            "state": self._state.value,
+            "partitions": len(self._copies.after),
+            "records": self._records,
+            "bytes": self._bytes,
+            "behind": self._behind,
+            "kept_bytes": self._held,
+            "lost": sum(self._lost.values()),
+            "trouble": self.trouble,
+        }
+
+    def _step(self) -> float:
+        try:
+            return self._turn()
+        except UsageError as error:
+            self._fatal = str(error)
+            self._fail(error)
+            return float("inf")
+        except Exception as error:
+            if told(error) != self.trouble:
+                self._notice(told(error))
+            if not isinstance(error, UnavailableError):
+                self._reopen()  # whatever was read and is not in the logs is asked for again
+            raise
+
+    def _turn(self) -> float:
+        if not (self._opened or self._may_begin()):
+            return _LOOK_S
+        if not self._opened:
+            self._source.open(self._copies.after, self._drain)
+            self._opened = True
+        self._sweep()
+        if self._held >= self._settings.bytes_max:
+            raise StorageError(
+                f"{self._directory}: holds {self._held} bytes; raise imports.bytes_max, or lower "
+                "imports.keep_days"
+            )
+        batches = self._source.read(WAIT_S)
+        for loss in self._source.losses():
+            self._note_loss(loss)
+        if batches:
+            upto = self._copies.append(batches)
+            self._records += sum(count for batch in batches for _, count in batch.runs)
+            size = sum(len(batch.lines) for batch in batches)
+            self._bytes += size
+            self._held += size
+            self._source.kept(upto)
+        self._behind = self._source.behind()
+        self._state = self._source.state()
+        few = self._behind is not None and self._behind <= CAUGHT_UP_RECORDS
+        self.caught_up |= few or self._state is not State.ACTIVE
+        return float("inf") if self.finished else 0.0
+
+    def _note_loss(self, loss: Loss) -> None:
+        self._lost[loss.partition] += loss.count
+        self._notice(
+            f"{self._name}: {loss.partition} has records {loss.first} to {loss.first + loss.count - 1} no "
+            f"more ({loss.count}): they were deleted before they were read, and are lost to the join"
+        )
+
+    def _sweep(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._swept_s >= _SWEEP_EVERY_S:
+            self._swept_s = now_s
+            keep_s = 0.0 if self._drain else self._settings.keep_days * _DAY_S
+            self._held = self._copies.sweep(keep_s, time.time())
+
+    def _reopen(self) -> None:
+        """What an append that failed has left is found as after a crash."""
+        self._swept_s = float("-inf")
+        self._opened = False
+        with contextlib.suppress(PhotonError):
+            self._copies.close()
+            self._copies = Copies(self._directory, self._settings.file_bytes_max)
+
+
+def copy_all(
+    sources: Iterable[str], side: str, directory: Path, settings: Settings, notice: Callable[[str], None]
+) -> None:
+    """Copy what they have now, one after the other; again it goes on where it was.
+
+    UsageError, CorruptStateError, StorageError. One that is away is told of and waited for.
+    """
+    for text in sources:
+        failed: list[BaseException] = []
+        source = make_source(text, fields_of(settings, side))
+        one = Import(text, side, source, directory, settings, True, notice, failed.append)
+        one.start()
+        try:
+            while not (one.finished or failed):
+                time.sleep(_LOOK_S)
+        finally:
+            one.stop()
+        if failed:
+            raise failed[0]

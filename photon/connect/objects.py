@@ -1,0 +1,134 @@
+"""Object storage as a sink (S3, Google's, Azure's, a directory): joined lines in objects that never change.
+
+`<prefix>/<writer>/<file>-<offset>.jsonl`, or `.parquet`, holds the lines that begin there in the joined log.
+It is put as a whole, and only if there is none of that name. So readers see whole objects only, of two that
+write by one name one is refused, and the last object tells up to where the lines are there: by its size, or
+by what its footer says.
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import obstore
+import pyarrow as pa
+import pyarrow.parquet
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import from_url
+
+from photon.connect.ports import Guarantee
+from photon.connect.uris import Uri, batching, first_line
+from photon.core.errors import PhotonError, UnavailableError, UsageError
+from photon.logs.parquet import convert
+from photon.logs.writer import LogPosition
+
+FORMATS: Final = ("jsonl", "parquet")
+_END: Final = "photon.end"
+_CLIENT: Final = ("allow_http", "timeout", "connect_timeout", "proxy_url")
+_RETRIES: Final = 2
+
+
+def make_sink(uri: Uri, writer: str) -> "ObjectSink":
+    """Of `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///DIRECTORY`. Options: `format`; `every_s` and
+    `mib`, how long lines wait for others and up to how many; the store's settings."""
+    return ObjectSink(uri, writer)
+
+
+class ObjectSink:
+    """photon.connect.ports.Sink."""
+
+    guarantee = Guarantee.ATOMIC
+
+    def __init__(self, uri: Uri, writer: str) -> None:
+        given = dict(uri.options)
+        self._uri, self._writer = uri, writer
+        self._format = given.pop("format", FORMATS[0])
+        if self._format not in FORMATS:
+            raise UsageError(f"{uri.shown}: format is one of {', '.join(FORMATS)}, not '{self._format}'")
+        self.batch_bytes, self.linger_s = batching(uri, given)
+        self._store = self._made(given)
+
+    def _made(self, given: dict[str, str]) -> Any:
+        url = self._uri.text.partition("?")[0]
+        options: dict[str, Any] = {}
+        if self._uri.scheme == "file":
+            with contextlib.suppress(OSError):  # told by what follows
+                Path("/", self._uri.path).mkdir(parents=True, exist_ok=True)
+        else:
+            options["client_options"] = {name: given.pop(name) for name in _CLIENT if name in given}
+            options["retry_config"] = {"max_retries": _RETRIES}
+        if self._uri.scheme == "file" and given:
+            raise UsageError(f"{self._uri.shown}: unknown option '{next(iter(given))}'")
+        try:
+            make: Any = from_url
+            return make(url, config=given or None, **options)
+        except (BaseError, ValueError, TypeError) as error:
+            raise UsageError(f"{self._uri.shown}: {first_line(error)}") from error
+
+    def open(self) -> LogPosition | None:
+        try:
+            found = [
+                one["path"]
+                for part in obstore.list(self._store, self._writer, chunk_size=1000)
+                for one in part
+                if _start_of(one["path"]) is not None
+            ]
+            return self._end_of(max(found)) if found else None
+        except BaseError as error:
+            raise self._in_words(error) from error
+
+    def _end_of(self, path: str) -> LogPosition:
+        start = _start_of(path)
+        assert start is not None
+        if path.endswith(".jsonl"):
+            return LogPosition(start.file, start.offset + obstore.head(self._store, path)["size"])
+        try:
+            content = pa.BufferReader(bytes(obstore.get(self._store, path).bytes()))
+            notes = pyarrow.parquet.read_metadata(content).metadata or {}
+            return LogPosition(start.file, int(notes[_END.encode()]))
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise UsageError(
+                f"{self._uri.shown}/{path}: no object of Photon's ({first_line(error)}); use another prefix"
+            ) from error
+
+    def write(self, lines: bytes, start: LogPosition, end: LogPosition) -> None:
+        path = f"{self._writer}/{start.file:06d}-{start.offset:012d}.{self._format}"
+        content = lines if self._format == "jsonl" else _as_parquet(lines, end)
+        try:
+            obstore.put(self._store, path, content, mode="create", use_multipart=False)
+        except AlreadyExistsError as error:
+            raise UnavailableError(f"{self._uri.shown}/{path}: it is there already") from error
+        except BaseError as error:
+            raise self._in_words(error) from error
+
+    def close(self) -> None:
+        pass
+
+    def _in_words(self, error: Exception) -> PhotonError:
+        told = f"{self._uri.shown}: {first_line(error)}"
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+            return UsageError(told)
+        return UnavailableError(f"{told}; tried again")
+
+
+def _start_of(path: str) -> LogPosition | None:
+    """None: it is somebody else's."""
+    stem, _, kind = path.rpartition("/")[2].partition(".")
+    file, _, offset = stem.partition("-")
+    if kind not in FORMATS or not (file.isdecimal() and offset.isdecimal()):
+        return None
+    return LogPosition(int(file), int(offset))
+
+
+def _as_parquet(lines: bytes, end: LogPosition) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="photon-") as directory:
+        source, target = Path(directory, "lines"), Path(directory, "rows")
+        source.write_bytes(lines)
+        convert(source, target, notes={_END: str(end.offset)})
+        return target.read_bytes()

@@ -1,0 +1,126 @@
+"""PostgreSQL as a sink: a joined line a row, by its key; each batch in a transaction with its place.
+
+The place is a row of the table `photon_places`. A transaction moves it from where it was to where the batch
+ends, or fails: of two that write by one name, one does. So whatever became of a transaction, the place tells;
+and no line is there twice, for a key is there once.
+"""
+
+import contextlib
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors, sql
+
+from photon.connect.keys import keys_by
+from photon.connect.ports import Guarantee
+from photon.connect.uris import Uri, first_line
+from photon.core.columns import split_lines
+from photon.core.errors import PhotonError, UnavailableError, UsageError
+from photon.logs.writer import LogPosition
+
+ASK_S: Final = 10
+"""For one statement, and for a lock that somebody else holds."""
+_TIMEOUTS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+_NEVER_WORKS: Final = (
+    errors.InvalidAuthorizationSpecification,
+    errors.InvalidCatalogName,
+    errors.InsufficientPrivilege,
+    errors.UndefinedColumn,
+    errors.DatatypeMismatch,
+    errors.InvalidColumnReference,
+    errors.WrongObjectType,
+)
+_MAKE_PLACES: Final = """
+CREATE TABLE IF NOT EXISTS photon_places
+(writer text PRIMARY KEY, file bigint NOT NULL, at bigint NOT NULL)"""
+_LAST_PLACE: Final = "SELECT file, at FROM photon_places WHERE writer = %s"
+_BEGIN_PLACE: Final = """
+INSERT INTO photon_places (file, at, writer) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"""
+_MOVE_PLACE: Final = """
+UPDATE photon_places SET file = %s, at = %s WHERE writer = %s AND file = %s AND at = %s"""
+_MAKE: Final = "CREATE TABLE IF NOT EXISTS {} (id text PRIMARY KEY, event json NOT NULL)"
+_INSERT: Final = """
+INSERT INTO {} (id, event) SELECT key, line::json FROM unnest(%b::text[], %b::text[]) AS of_batch (key, line)
+ON CONFLICT (id) DO NOTHING"""
+
+
+def make_sink(uri: Uri, writer: str) -> "PostgresqlSink":
+    """Of `postgresql://USER@HOST/DATABASE`. Options: `table`; `key`, the field that rows are kept by; libpq's
+    parameters."""
+    return PostgresqlSink(uri, writer)
+
+
+class PostgresqlSink:
+    """photon.connect.ports.Sink."""
+
+    guarantee = Guarantee.ATOMIC
+    batch_bytes = 1 << 20
+    linger_s = 0.0
+
+    def __init__(self, uri: Uri, writer: str) -> None:
+        given: dict[str, Any] = dict(uri.options)
+        self._uri = uri
+        table = given.pop("table", "joined")
+        self._known_by = f"{table} {writer}"
+        self._keys = keys_by(given.pop("key", "id"))
+        named = sql.Identifier(*table.split("."))
+        self._make, self._insert = sql.SQL(_MAKE).format(named), sql.SQL(_INSERT).format(named)
+        try:
+            base = psycopg.conninfo.conninfo_to_dict(uri.text.partition("?")[0])
+            given = {"connect_timeout": ASK_S, "tcp_user_timeout": ASK_S * 1000, **base, **given}
+            self._conninfo = psycopg.conninfo.make_conninfo("", **given)
+        except psycopg.ProgrammingError as error:
+            raise UsageError(
+                f"{uri.shown}: {first_line(error)}; known are key, table and libpq's parameters"
+            ) from error
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._place: LogPosition | None = None
+
+    def open(self) -> LogPosition | None:
+        self.close()
+        try:
+            self._connection = connection = psycopg.connect(self._conninfo)
+            for name in _TIMEOUTS:
+                connection.execute("SELECT set_config(%s, %s, false)", (name, f"{ASK_S}s"))
+            connection.execute(_MAKE_PLACES)
+            connection.execute(self._make)
+            row = connection.execute(_LAST_PLACE, (self._known_by,)).fetchone()
+            connection.commit()
+        except psycopg.Error as error:
+            raise self._in_words(error) from error
+        self._place = None if row is None else LogPosition(*row)
+        return self._place
+
+    def write(self, lines: bytes, start: LogPosition, end: LogPosition) -> None:
+        connection = self._connection
+        if connection is None:
+            raise UnavailableError(f"{self._uri.shown}: not open")
+        keys = [key.decode() for key in self._keys(lines) if key is not None]
+        texts = [line.decode("utf-8", "replace") for line in split_lines(lines)]
+        if len(keys) < len(texts):
+            raise UsageError(f"{self._uri.shown}: a joined line has no key; name its field by key=FIELD")
+        to = (end.file, end.offset, self._known_by)
+        try:
+            with connection.transaction():
+                if (last := self._place) is None:
+                    moved = connection.execute(_BEGIN_PLACE, to)
+                else:
+                    moved = connection.execute(_MOVE_PLACE, (*to, last.file, last.offset))
+                if moved.rowcount != 1:
+                    raise UnavailableError(f"{self._uri.shown}: somebody else writes as {self._known_by}")
+                connection.execute(self._insert, (keys, texts))
+        except psycopg.Error as error:
+            raise self._in_words(error) from error
+        self._place = end
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _in_words(self, error: psycopg.Error) -> PhotonError:
+        told = f"{self._uri.shown}: {first_line(error)}"
+        if isinstance(error, _NEVER_WORKS):
+            return UsageError(told)
+        return UnavailableError(f"{told}; tried again")

@@ -1,0 +1,51 @@
+"""The first records of sources, as log files that last as long as they are looked at."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from photon.connect.ports import Fields, State
+from photon.connect.uris import is_source, make_source
+
+_WAIT_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """`patterns`: of log files, in place of the sources; `whole`: they hold all that the sources have."""
+
+    patterns: list[str]
+    whole: bool
+
+
+@contextlib.contextmanager
+def sampled(texts: Sequence[str], fields: Fields, records_max: int) -> Iterator[Sampled]:
+    """About so many records of each source. UsageError, UnavailableError; StorageError."""
+    with tempfile.TemporaryDirectory(prefix="photon-sample-") as directory:
+        patterns, whole = [], True
+        for number, text in enumerate(texts):
+            if is_source(text):
+                path = Path(directory, f"{number}.jsonl")
+                whole &= _copy(text, fields, records_max, path)
+                patterns.append(str(path))
+            else:
+                patterns.append(text)
+        yield Sampled(patterns, whole)
+
+
+def _copy(text: str, fields: Fields, records_max: int, path: Path) -> bool:
+    """Whether that is all."""
+    records, source = 0, make_source(text, fields)
+    try:
+        source.open({}, True)
+        with path.open("wb") as file:
+            while source.state() is not State.FINISHED and records < records_max:
+                for batch in source.read(_WAIT_S):
+                    file.write(batch.lines)
+                    records += sum(count for _, count in batch.runs)
+        return source.state() is State.FINISHED
+    finally:
+        source.close()

@@ -1,0 +1,184 @@
+"""CSV and Parquet as sources: whole files, a row an event. A file is a partition, a record's number its row.
+
+A file must be whole when it gets its name: write it under another and rename it. Rows are read once; what a
+file that was read gets later is not seen.
+
+Parquet keeps its types. Of CSV every value stays the text that it is, so that no id loses its zeros; only the
+time, where it is a number, becomes one; what is empty is null.
+"""
+
+import csv
+import glob
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from photon.connect.ports import Batch, Fields, Loss, State
+from photon.connect.uris import Uri, first_line
+from photon.core.columns import parse_path
+from photon.core.errors import UnavailableError, UsageError
+from photon.logs.files import matching_files
+
+ROWS_MAX: Final = 16_384
+_HEADER_BYTES: Final = 1 << 16
+_BLOCK_BYTES: Final = 4 << 20
+_LOOK_EVERY_S: Final = 1.0
+_Open = Callable[[str, Fields], Iterator[pa.RecordBatch]]
+
+
+def make_csv(uri: Uri, fields: Fields) -> "TableSource":
+    """Of `csv://GLOB`, or a pattern that ends in `.csv` or `.csv.gz`. Option: `delimiter`."""
+    delimiter = uri.take({"delimiter": ","})["delimiter"]
+    if len(delimiter.encode()) != 1:
+        raise UsageError(f"{uri.text}: a delimiter is one character")
+    return TableSource(uri, fields, lambda path, fields: _csv_batches(path, fields, delimiter))
+
+
+def make_parquet(uri: Uri, fields: Fields) -> "TableSource":
+    """Of `parquet://GLOB`, or a pattern that ends in `.parquet`."""
+    uri.take({})
+    return TableSource(uri, fields, _parquet_batches)
+
+
+class TableSource:
+    """photon.connect.ports.Source."""
+
+    def __init__(self, uri: Uri, fields: Fields, open_table: _Open) -> None:
+        self._uri, self._fields, self._open = uri, fields, open_table
+        self._after: dict[str, int] = {}
+        self._read: set[str] = set()
+        self._drain = False
+        self._waiting: list[str] = []
+        self._current: tuple[str, Iterator[pa.RecordBatch]] | None = None
+        self._row = 0
+        self._looked_s = float("-inf")
+
+    def open(self, after: Mapping[str, int], drain: bool) -> None:
+        self._after, self._drain = dict(after), drain
+        self._read, self._waiting, self._current = set(), [], None
+        self._looked_s = float("-inf")
+        self._look()
+        if drain and not self._waiting:
+            raise UsageError(f"{self._uri.text}: no file matches")
+
+    def _look(self) -> None:
+        if time.monotonic() < self._looked_s + _LOOK_EVERY_S or (self._drain and self._read):
+            return
+        self._looked_s = time.monotonic()
+        pattern = self._uri.path
+        for path in sorted(matching_files(pattern)) if glob.has_magic(pattern) else [pattern]:
+            if path not in self._read and os.path.isfile(path):
+                self._read.add(path)
+                self._waiting.append(path)
+
+    def read(self, wait_s: float) -> Sequence[Batch]:
+        if self._current is None:
+            if not self._waiting:
+                time.sleep(max(0.0, min(wait_s, self._looked_s + _LOOK_EVERY_S - time.monotonic())))
+                self._look()
+            if not self._waiting:
+                return []
+            self._row = 0
+            path = self._waiting[0]
+            self._current = path, self._open(path, self._fields)
+        path, batches = self._current
+        try:
+            batch = next(batches, None)
+        except Exception as error:
+            self._current = None  # what is left of it would say that the file ends here
+            if self._drain:
+                raise UsageError(f"{path}: {first_line(error)}; is it whole?") from error
+            raise UnavailableError(
+                f"{path}: {first_line(error)}; tried again: write it under another name and rename it"
+            ) from error
+        if batch is None:
+            self._current = None
+            self._waiting.remove(path)
+            return []
+        first, self._row = self._row, self._row + batch.num_rows
+        skipped = min(batch.num_rows, max(0, self._after.get(path, -1) + 1 - first))
+        rows = batch.slice(skipped)
+        if not rows.num_rows:
+            return []
+        self._after[path] = self._row - 1
+        return [Batch(path, _lines(rows), ((first + skipped, rows.num_rows),))]
+
+    def state(self) -> State:
+        if self._current is not None or self._waiting:
+            return State.ACTIVE
+        return State.FINISHED if self._drain else State.IDLE
+
+    def losses(self) -> Sequence[Loss]:
+        return []
+
+    def behind(self) -> int | None:
+        return None if self._waiting else 0
+
+    def kept(self, upto: Mapping[str, int]) -> None:
+        pass
+
+    def close(self) -> None:
+        self._current = None
+
+
+def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.RecordBatch]:
+    with pa.input_stream(path, compression="detect") as file:
+        header = _header_of(file, path, delimiter)
+    convert = pyarrow.csv.ConvertOptions(
+        column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
+    )
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    read = pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES)
+    reader = pyarrow.csv.open_csv(path, read_options=read, parse_options=parse, convert_options=convert)
+    time = parse_path(fields.time)
+    for batch in reader:
+        numbers = fields.time_unit != "rfc3339" and len(time) == 1 and time[0] in batch.schema.names
+        yield _with_numbers(batch, time[0]) if numbers else batch
+
+
+def _header_of(file: Any, path: str, delimiter: str) -> list[str]:
+    text = file.read(_HEADER_BYTES).decode("utf-8-sig", "replace")
+    first = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+    if not first:
+        raise OSError(f"{path} has no header")
+    return first
+
+
+def _with_numbers(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """The column as numbers where it is such; else as it is, and its events are malformed with a reason."""
+    place = batch.schema.names.index(name)
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return batch.set_column(place, name, pc.cast(batch.column(place), kind))
+        except pa.ArrowInvalid:
+            continue
+    return batch
+
+
+def _parquet_batches(path: str, _: Fields) -> Iterator[pa.RecordBatch]:
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROWS_MAX):
+            yield _zoned(batch)
+
+
+def _zoned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Timestamps without a zone are UTC's: a time as text must have one."""
+    for place, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz is None:
+            batch = batch.set_column(place, field.name, pc.assume_timezone(batch.column(place), "UTC"))
+    return batch
+
+
+def _lines(batch: pa.RecordBatch) -> bytes:
+    return _ENCODER.encode_lines(batch.to_pylist())
+
+
+_ENCODER: Final = msgspec.json.Encoder()

@@ -1,0 +1,178 @@
+"""What names a source or a sink: `scheme://place/path?option=value`, or a table by its suffix.
+
+Others add schemes by entry points of the groups `photon.sources` and `photon.sinks`: a `SourceMaker` or a
+`SinkMaker`, named as its scheme.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from photon.connect.ports import Fields, Sink, Source
+from photon.core.errors import UsageError
+
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://")
+_TABLES: Final = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet"}
+_OURS: Final[dict[str, dict[str, str]]] = {
+    "source": {
+        "kafka": "photon.connect.kafka:make_source",
+        "csv": "photon.connect.tables:make_csv",
+        "parquet": "photon.connect.tables:make_parquet",
+    },
+    "sink": {
+        "kafka": "photon.connect.kafka_sink:make_sink",
+        "postgresql": "photon.connect.postgresql:make_sink",
+        "iceberg": "photon.connect.iceberg:make_sink",
+        **dict.fromkeys(("s3", "gs", "az", "file"), "photon.connect.objects:make_sink"),
+    },
+}
+_EXTRAS: Final = {
+    "confluent_kafka": "kafka",
+    "psycopg": "postgresql",
+    "obstore": "objects",
+    "pyiceberg": "iceberg",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Uri:
+    """A parsed one. `text`: as it was given; `place`: hosts, a bucket; `path` without its first slash."""
+
+    text: str
+    scheme: str
+    place: str
+    path: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """Without options and passwords: for messages and statuses."""
+        place = self.place.rpartition("@")[2]
+        return f"{self.scheme}://{place}/{self.path}"
+
+    def take(self, known: Mapping[str, str]) -> dict[str, str]:
+        """The options, with these defaults. UsageError for others."""
+        for name in self.options:
+            if name not in known:
+                raise UsageError(
+                    f"{self.shown}: unknown option '{name}'; known are: {', '.join(known) or 'none'}"
+                )
+        return {**known, **self.options}
+
+
+def batching(uri: Uri, given: dict[str, str]) -> tuple[int, float]:
+    """A sink's `batch_bytes` and `linger_s`, for stores of files: its options `mib` and `every_s`, which are
+    taken out of those given. UsageError."""
+    mib = _number(uri, "mib", given.pop("mib", "32"), 1024.0)
+    return round(mib * (1 << 20)), _number(uri, "every_s", given.pop("every_s", "60"), 86_400.0)
+
+
+def _number(uri: Uri, name: str, text: str, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= most:
+        raise UsageError(f"{uri.shown}: {name} is a number above 0 up to {most:g}, not '{text}'")
+    return value
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, in a line."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def known_as(text: str) -> list[str]:
+    """ "source", "sink" or both: what its scheme can be. UsageError: neither."""
+    uri = parse_uri(text)
+    kinds = [kind for kind in _OURS if uri.scheme in _schemes(kind)]
+    if not kinds:
+        raise UsageError(f"{uri.shown}: nothing is known by '{uri.scheme}://'")
+    return kinds
+
+
+SourceMaker = Callable[[Uri, Fields], Source]
+"""May raise UsageError; waits for nobody yet."""
+SinkMaker = Callable[[Uri, str], Sink]
+"""The same; its second argument is the writer."""
+
+
+def is_source(text: str) -> bool:
+    """Whether it names a source that is no pattern of log files."""
+    return _SCHEME.match(text) is not None or _table(text) is not None
+
+
+def is_known_source(text: str) -> bool:
+    """The same, where other URIs mean something else."""
+    return is_source(text) and parse_uri(text).scheme in _schemes("source")
+
+
+def parse_uri(text: str) -> Uri:
+    """UsageError where it is none."""
+    table = _table(text)
+    if table is not None and _SCHEME.match(text) is None:
+        return Uri(text, table, "", text)
+    if _SCHEME.match(text) is None:
+        raise UsageError(f"{text}: no URI; write kafka://HOST:PORT/TOPIC, for example")
+    try:
+        parts = urlsplit(text)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError as error:
+        raise UsageError(f"{text}: no URI ({error})") from error
+    path = unquote(parts.path)
+    if parts.scheme in _TABLES.values():
+        return Uri(text, parts.scheme, "", parts.netloc + path, options)
+    return Uri(text, parts.scheme, parts.netloc, path.removeprefix("/"), options)
+
+
+def make_source(text: str, fields: Fields) -> Source:
+    """UsageError: nobody knows the scheme, or it can't be made."""
+    uri = parse_uri(text)
+    made: Source = _maker("source", uri)(uri, fields)
+    return made
+
+
+def make_sink(text: str, writer: str) -> Sink:
+    """UsageError, as make_source."""
+    uri = parse_uri(text)
+    made: Sink = _maker("sink", uri)(uri, writer)
+    return made
+
+
+def _maker(kind: str, uri: Uri) -> Callable[..., Any]:
+    known = _schemes(kind)
+    found = known.get(uri.scheme)
+    if isinstance(found, str):
+        return _imported(found, uri)
+    if found is not None:
+        maker: Callable[..., Any] = found.load()
+        return maker
+    names = ", ".join(f"{name}://" for name in known)
+    raise UsageError(f"{uri.shown}: no {kind} is known by '{uri.scheme}://'; known are {names}")
+
+
+def _schemes(kind: str) -> dict[str, str | EntryPoint]:
+    """What makes a source or a sink of each; ours before others'."""
+    theirs = {point.name: point for point in entry_points(group=f"photon.{kind}s")}
+    return {**_OURS[kind], **{name: point for name, point in theirs.items() if name not in _OURS[kind]}}
+
+
+def _imported(place: str, uri: Uri) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    try:
+        maker: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        extra = _EXTRAS[missing]
+        raise UsageError(f"{uri.shown}: needs {missing}: pip install 'photon-joiner[{extra}]'") from error
+    return maker
+
+
+def _table(text: str) -> str | None:
+    return next((kind for suffix, kind in _TABLES.items() if text.endswith(suffix)), None)

@@ -1,0 +1,305 @@
+"""The copies of a source: each record once, in whole lines, whatever a crash leaves of the last append."""
+
+import itertools
+import shutil
+
+import pytest
+
+from photon.connect import server as importer_server
+from photon.connect.importer import Copies, Import, copies_of
+from photon.connect.ports import Batch, Loss, State
+from photon.connect.server import ImporterServer
+from photon.core.errors import CorruptStateError, DiskFullError, UnavailableError, UsageError
+from photon.core.settings import Imports, Settings
+from tests.waiting import wait_until
+
+FILE_BYTES = 200
+
+
+def batch(partition, *runs):
+    numbers = [number for first, count in runs for number in range(first, first + count)]
+    lines = b"".join(b'{"p":"%s","n":%d}\n' % (partition.encode(), number) for number in numbers)
+    return Batch(partition, lines, runs)
+
+
+def copied(directory):
+    lines = [line for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+    return sorted(lines)
+
+
+def lines_of(*batches):
+    return sorted(line for one in batches for line in one.lines.splitlines())
+
+
+TURNS = [
+    [batch("a", (0, 3)), batch("b", (5, 1), (9, 2))],
+    [batch("a", (3, 1), (7, 2)), batch("c", (0, 4))],
+    [batch("b", (11, 2)), batch("a", (9, 5)), batch("d", (2, 1)), batch("e", (0, 2))],
+]
+
+
+@pytest.fixture
+def copies(tmp_path):
+    def open_them():
+        return Copies(tmp_path / "copies", FILE_BYTES)
+
+    return open_them
+
+
+def test_each_record_is_copied_once(copies, tmp_path):
+    one = copies()
+    for turn in TURNS:
+        one.append(turn)
+    after = {"a": 13, "b": 12, "c": 3, "d": 2, "e": 1}
+    assert one.after == after
+    one.close()
+    again = copies()
+    assert again.after == after
+    again.close()
+    assert copied(tmp_path / "copies") == lines_of(*itertools.chain(*TURNS))
+    assert max(path.stat().st_size for path in (tmp_path / "copies").glob("*.jsonl")) <= FILE_BYTES
+
+
+def last_append_cut(directory, lengths_before, keep):
+    """What a kill leaves that lets only `keep` bytes of the last append to each log through."""
+    for path in directory.glob("*.jsonl"):
+        before, size = lengths_before.get(path, 0), path.stat().st_size
+        with path.open("r+b") as file:
+            file.truncate(min(size, before + keep))
+
+
+@pytest.mark.parametrize("keep", range(0, 130, 3))
+def test_what_a_kill_leaves_of_an_append_is_gone_on_from(copies, tmp_path, keep):
+    one, directory = copies(), tmp_path / "copies"
+    for turn in TURNS[:-1]:
+        one.append(turn)
+    before = {path: path.stat().st_size for path in directory.glob("*.jsonl")}
+    one.append(TURNS[-1])
+    one.close()
+    last_append_cut(directory, before, keep)
+    again = copies()
+    rest = []
+    for part in TURNS[-1]:
+        after = again.after.get(part.partition, -1)
+        wanted = [n for first, count in part.runs for n in range(first, first + count) if n > after]
+        if wanted:
+            rest.append(batch(part.partition, *((n, 1) for n in wanted)))
+    if rest:
+        again.append(rest)
+    again.close()
+    assert copied(directory) == lines_of(*itertools.chain(*TURNS))
+
+
+def test_a_copy_that_was_cut_is_told_as_corrupt(copies, tmp_path):
+    one = copies()
+    for turn in TURNS[:2]:
+        one.append(turn)
+    one.close()
+    for path in (tmp_path / "copies").glob("*.jsonl"):
+        path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(CorruptStateError, match=r"shorter than it was.*copied anew"):
+        copies()
+
+
+def test_files_without_their_places_are_told_as_corrupt(copies, tmp_path):
+    one = copies()
+    one.append(TURNS[0])
+    one.close()
+    shutil.rmtree(tmp_path / "copies/positions")
+    with pytest.raises(CorruptStateError, match="does not know of"):
+        copies()
+
+
+def test_old_files_are_swept_but_not_the_one_that_grows(copies, tmp_path):
+    one = copies()
+    for first in range(0, 100, 10):
+        one.append([batch("a", (first, 10))])
+    files = sorted((tmp_path / "copies").glob("0-*.jsonl"))
+    assert len(files) > 2
+    assert one.sweep(0, 1e12) == sum(path.stat().st_size for path in files), "0 keeps all"
+    assert one.sweep(60, files[0].stat().st_mtime) > files[-1].stat().st_size
+    assert one.sweep(60, files[-1].stat().st_mtime + 100) == files[-1].stat().st_size
+    one.close()
+    again = copies()
+    assert again.after == {"a": 99}
+    again.close()
+
+
+def test_options_of_a_uri_do_not_make_it_another_source(tmp_path):
+    one = copies_of(tmp_path, "primary", "kafka://h:9092/t")
+    assert copies_of(tmp_path, "primary", "kafka://h:9092/t?group=g") == one
+    assert copies_of(tmp_path, "primary", "kafka://g:9092/t") != one
+    assert copies_of(tmp_path, "foreign", "kafka://h:9092/t") != one
+
+
+class Scripted:
+    """A source that hands out, or raises, what it is told to."""
+
+    def __init__(self, *script):
+        self.script, self.opened, self.told, self.lost = list(script), [], [], []
+
+    def open(self, after, drain):
+        self.opened.append(dict(after))
+
+    def read(self, wait_s):
+        step = self.script.pop(0) if self.script else []
+        if isinstance(step, BaseException):
+            raise step
+        if isinstance(step, Loss):
+            self.lost.append(step)
+            return []
+        return step
+
+    def state(self):
+        return State.ACTIVE if self.script else State.FINISHED
+
+    def losses(self):
+        found, self.lost = self.lost, []
+        return found
+
+    def behind(self):
+        return len(self.script)
+
+    def kept(self, upto):
+        self.told.append(dict(upto))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def imported(tmp_path):
+    made = []
+
+    def run(source, until, **settings):
+        notices, failures = [], []
+        given = Settings(imports=Imports(**settings))
+        arguments = ("kafka://h/t", "primary", source, tmp_path, given, True)
+        one = Import(*arguments, notices.append, failures.append)
+        made.append(one)
+        one.start()
+        wait_until(lambda: until(one, failures))
+        return one.status(), notices, failures
+
+    yield run
+    for one in made:
+        one.stop()
+
+
+def finished(one, _):
+    return one.finished
+
+
+def test_a_source_is_told_what_is_kept_and_no_sooner(imported, tmp_path):
+    source = Scripted(*TURNS)
+    status, notices, _ = imported(source, finished)
+    assert (status["records"], status["trouble"], notices) == (23, None, [])
+    assert source.told == [{"a": 2, "b": 10}, {"a": 8, "c": 3}, {"b": 12, "a": 13, "d": 2, "e": 1}]
+    assert copied(copies_of(tmp_path, "primary", "kafka://h/t")) == lines_of(*itertools.chain(*TURNS))
+
+
+def test_a_source_that_does_not_answer_is_read_on(imported):
+    source = Scripted(TURNS[0], UnavailableError("no broker"), UnavailableError("no broker"), TURNS[1])
+    status, notices, _ = imported(source, finished)
+    assert (status["records"], notices) == (13, ["no broker"])
+    assert source.opened == [{}]
+
+
+def test_after_any_other_error_the_source_is_opened_behind_what_is_kept(imported):
+    source = Scripted(TURNS[0], RuntimeError("a bug"), TURNS[1])
+    status, notices, _ = imported(source, finished)
+    assert (status["records"], notices) == (13, ["RuntimeError: a bug"])
+    assert source.opened == [{}, {"a": 2, "b": 10}]
+
+
+def test_a_full_disk_loses_nothing(imported, monkeypatch, tmp_path):
+    append, failures = Copies.append, [DiskFullError("full")]
+
+    def failing(self, batches):
+        if self.after and failures:
+            raise failures.pop()
+        return append(self, batches)
+
+    monkeypatch.setattr(Copies, "append", failing)
+    # What was read and not written is read again.
+    status, notices, _ = imported(Scripted(TURNS[0], TURNS[1], TURNS[1], TURNS[2]), finished)
+    assert (status["records"], notices) == (23, ["full"])
+    assert copied(copies_of(tmp_path, "primary", "kafka://h/t")) == lines_of(*itertools.chain(*TURNS))
+
+
+def test_what_the_source_has_no_more_is_told_by_number(imported):
+    status, notices, _ = imported(Scripted(Loss("a", 10, 5), Loss("b", 0, 2)), finished)
+    assert status["lost"] == 7
+    assert notices[0] == (
+        "kafka://h/t: a has records 10 to 14 no more (5): they were deleted before they were read, and are "
+        "lost to the join"
+    )
+
+
+def test_what_no_other_try_mends_ends_the_process(imported):
+    status, _, failures = imported(Scripted(UsageError("not a table")), lambda _, failures: failures)
+    assert (str(failures[0]), status["trouble"]) == ("not a table", "not a table")
+
+
+def test_copies_are_bounded(imported):
+    source = Scripted(*([batch("a", (n * 9_000, 9_000))] for n in range(20)))
+    status, notices, _ = imported(source, lambda one, _: one.status()["trouble"], bytes_max=1 << 20)
+    assert "raise imports.bytes_max, or lower imports.keep_days" in notices[0]
+    assert 1 << 20 <= status["kept_bytes"] < 2 << 20
+
+
+class Endless(Scripted):
+    """Its `left` records are there at once, as far as anybody asks; one a read."""
+
+    def __init__(self, left=0):
+        super().__init__()
+        self.left, self.reads = left, 0
+
+    def read(self, wait_s):
+        self.reads += 1
+        return [batch("a", (self.reads, 1))]
+
+    def state(self):
+        return State.ACTIVE
+
+    def behind(self):
+        return self.left
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """An importer of a primary and a foreign source."""
+    servers = []
+
+    def start(primary, foreign):
+        made = {"kafka://h/p": primary, "kafka://h/f": foreign}
+        monkeypatch.setattr(importer_server, "make_source", lambda text, fields: made[text])
+        sources = {"foreign": ["kafka://h/f"], "primary": ["kafka://h/p"]}
+        arguments = ("importer-east", "east", "127.0.0.1:0", tmp_path, sources, False)
+        server = ImporterServer(Settings(), *arguments, pytest.fail)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_in_a_backlog_foreign_records_come_behind_the_primary_ones(serve):
+    primary, foreign = Endless(left=100_000), Endless()
+    serve(primary, foreign)
+    wait_until(lambda: primary.reads > 20)
+    assert foreign.opened == []
+    primary.left = 100
+    wait_until(lambda: foreign.reads)
+    primary.left = 100_000
+    reads = foreign.reads
+    wait_until(lambda: foreign.reads > reads, what="it waits once only")
+
+
+def test_foreign_records_wait_for_the_primary_ones_a_while_only(serve, monkeypatch):
+    monkeypatch.setattr(importer_server, "FIRST_S_MAX", 0.3)
+    foreign = Endless()
+    serve(Endless(left=100_000), foreign)
+    wait_until(lambda: foreign.reads)

@@ -1,0 +1,219 @@
+"""Kafka as a source, against a real broker."""
+
+import json
+
+import pytest
+
+from photon.connect.ports import Fields, Loss, State
+from photon.connect.uris import make_source
+from photon.core.errors import UnavailableError, UsageError
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
+FIELDS = Fields(("id",), "ts_us", "us")
+
+
+@pytest.fixture
+def produced(broker):
+    """A function that produces values into a partition, in one transaction, which it commits or aborts.
+
+    Whoever commits is answered before the partition is marked so, and readers see nothing until then.
+    """
+    from confluent_kafka import IsolationLevel, Producer, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    admin = AdminClient({"bootstrap.servers": broker.address})
+
+    def end(place, isolation):
+        (found,) = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=isolation).values()
+        return found.result(30).offset
+
+    producer = Producer({"bootstrap.servers": broker.address, "transactional.id": "test", "linger.ms": 0})
+    producer.init_transactions(60)
+
+    def produce(topic, values, partition=0, commit=True, **more):
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, partition=partition, **more)
+        producer.flush()
+        producer.commit_transaction() if commit else producer.abort_transaction()
+        place = TopicPartition(topic, partition)
+        written = end(place, IsolationLevel.READ_UNCOMMITTED)
+        wait_until(lambda: end(place, IsolationLevel.READ_COMMITTED) >= written)
+
+    return produce
+
+
+@pytest.fixture
+def source(broker):
+    made = []
+
+    def make(topic, options=""):
+        made.append(make_source(f"kafka://{broker.address}/{topic}{options}", FIELDS))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def drained(source, after=None):
+    """Partition -> its lines, and the numbers of its records."""
+    source.open(after or {}, True)
+    lines, numbers = {}, {}
+    while source.state() is not State.FINISHED:
+        for batch in source.read(0.5):
+            lines.setdefault(batch.partition, []).extend(batch.lines.splitlines())
+            of_it = numbers.setdefault(batch.partition, [])
+            of_it += [number for first, count in batch.runs for number in range(first, first + count)]
+    return lines, numbers
+
+
+def test_what_was_committed_is_read_from_where_it_was_left(topic, produced, source):
+    name = topic(2)
+    produced(name, [b'{"n":0}', b'{"n":1}'])
+    produced(name, [b'{"n":"aborted"}'] * 3, commit=False)
+    produced(name, [b'{"n":2}'])
+    produced(name, [b'{"n":3}'], partition=1)
+    one = source(name)
+    lines, numbers = drained(one)
+    assert lines == {f"{name}-0": [b'{"n":0}', b'{"n":1}', b'{"n":2}'], f"{name}-1": [b'{"n":3}']}
+    first, second, third = numbers[f"{name}-0"]
+    assert (first, second, third > 5) == (0, 1, True)
+    assert drained(one, {f"{name}-0": 0})[1] == {f"{name}-0": [1, third], f"{name}-1": [0]}
+    assert drained(one, {f"{name}-0": third, f"{name}-1": 0})[1] == {}
+    assert (one.losses(), one.behind()) == ([], 0)
+
+
+def test_an_open_transaction_is_not_waited_for_nor_read(topic, broker, produced, source):
+    from confluent_kafka import Producer
+
+    name = topic()
+    produced(name, [b'{"n":0}'])
+    other = Producer({"bootstrap.servers": broker.address, "transactional.id": "open"})
+    other.init_transactions(60)
+    other.begin_transaction()
+    other.produce(name, b'{"n":1}')
+    other.flush()
+    assert drained(source(name))[0] == {f"{name}-0": [b'{"n":0}']}
+    other.abort_transaction()
+
+
+def test_a_value_is_one_line_whatever_it_is(topic, produced, source):
+    name = topic()
+    produced(name, [b'{\n "a": "b\\n"\n}', None, b"", b"no json"])
+    (lines,) = drained(source(name))[0].values()
+    assert lines == [b'{  "a": "b\\n" }', b"null", b"null", b"no json"]
+
+
+def test_keys_times_and_headers_become_fields(topic, produced, source):
+    name = topic()
+    more = {"key": b"k1", "timestamp": 1_700_000_000_123, "headers": [("trace", b"old"), ("trace", b"t")]}
+    produced(name, [b'{"a":1}', b"{}", b"[1]"], **more)
+    (lines,) = drained(source(name, "?key=id&timestamp=ts_us&header.trace=trace"))[0].values()
+    added = {"id": "k1", "ts_us": 1_700_000_000_123_000, "trace": "t"}
+    assert [json.loads(line) for line in lines] == [{**added, "a": 1}, added, [1]]
+
+
+def test_new_partitions_are_found_while_it_is_followed(topic, broker, produced, source, monkeypatch):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    monkeypatch.setattr("photon.connect.kafka.PARTITIONS_EVERY_S", 0.2)
+    name = topic()
+    one = source(name)
+    one.open({}, False)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
+    wait_until(lambda: len(admin.list_topics(name).topics[name].partitions) == 2)
+    produced(name, [b"{}"], partition=1)
+    found = []
+    wait_until(lambda: found.extend(one.read(0.1)) or found, 30)
+    assert [batch.partition for batch in found] == [f"{name}-1"]
+    assert one.state() in (State.ACTIVE, State.IDLE)
+
+
+def delete_before(broker, topic, offset):
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    for future in admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+        future.result(30)
+
+
+def test_what_retention_took_before_it_was_read_is_told_by_number(topic, broker, produced, source):
+    name = topic()
+    produced(name, [b'{"n":%d}' % n for n in range(10)])
+    delete_before(broker, name, 7)
+    one = source(name)
+    assert drained(one, {f"{name}-0": 2})[1] == {f"{name}-0": [7, 8, 9]}
+    assert one.losses() == [Loss(f"{name}-0", 3, 4)]
+    assert (one.losses(), drained(one)[1]) == ([], {f"{name}-0": [7, 8, 9]})
+    assert one.losses() == [], "what was deleted before anybody wanted it is no loss"
+
+
+def test_what_retention_takes_while_it_is_followed_is_told_too(topic, broker, produced, source):
+    name = topic()
+    for _ in range(40):
+        produced(name, [b"{%s}" % (b" " * 20_000)])  # each is a batch, and a mark of its end
+    one = source(name, "?queued.max.messages.kbytes=1&max.partition.fetch.bytes=1000")
+    one.open({}, False)
+    assert one.read(10)[0].runs[0][0] == 0
+    delete_before(broker, name, 60)
+    numbers = []
+
+    def read_all():
+        for batch in one.read(0.1):
+            numbers.extend(n for first, count in batch.runs for n in range(first, first + count))
+        return numbers[-1:] == [78]
+
+    wait_until(read_all, 30)
+    (loss,) = one.losses()
+    assert loss.first + loss.count == 60
+    assert [number for number in numbers if number > loss.first] == list(range(60, 80, 2))
+
+
+def test_a_topic_that_was_made_anew_is_refused(topic, produced, source):
+    name = topic()
+    produced(name, [b"{}"])
+    one = source(name)
+    with pytest.raises(
+        UsageError, match="ends before record 51, up to which it was read: the topic was made"
+    ):
+        drained(one, {f"{name}-0": 50})
+
+
+def test_the_group_is_told_how_far_it_is(topic, broker, produced, source):
+    from confluent_kafka import Consumer, TopicPartition
+
+    name = topic()
+    produced(name, [b"{}"] * 5)
+    one = source(name, "?group=mine")
+    drained(one)
+    one.kept({f"{name}-0": 3})
+    asked = Consumer({"bootstrap.servers": broker.address, "group.id": "mine"})
+    try:
+        at = [TopicPartition(name, 0)]
+        wait_until(lambda: one.read(0.05) or asked.committed(at, 10)[0].offset == 4, 30)
+    finally:
+        asked.close()
+
+
+def test_what_can_not_be_is_told_with_the_mend(broker, source, tmp_path):
+    with pytest.raises(UsageError, match="write kafka://HOST:PORT"):
+        source("")
+    with pytest.raises(UsageError, match="unknown option 'foo'; known are config, group, header, key"):
+        source("t", "?foo=1")
+    with pytest.raises(UsageError, match="No such configuration property"):
+        source("t", "?security.protocl=SSL")
+    with pytest.raises(UsageError, match=r"write header\.NAME=FIELD"):
+        source("t", "?header=a")
+    (tmp_path / "client.properties").write_text("# mine\nsecurity.protocol\n", "utf-8")
+    with pytest.raises(UsageError, match=r"client\.properties: line 2 is no name=value"):
+        source("t", f"?config={tmp_path}/client.properties")
+    with pytest.raises(UnavailableError, match="there is no such topic; make it, or mend its name"):
+        source("nope").open({}, True)
+    away = make_source("kafka://127.0.0.1:1/t?socket.connection.setup.timeout.ms=1000", FIELDS)
+    with pytest.raises(UnavailableError, match=r"kafka://127\.0\.0\.1:1/t: .*tried again"):
+        away.open({}, True)
+    away.close()

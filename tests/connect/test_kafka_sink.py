@@ -1,0 +1,188 @@
+"""Kafka as a sink, against a real broker: each line once, whatever becomes of connections and writers."""
+
+import contextlib
+import itertools
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from photon.connect.uris import make_sink
+from photon.core.errors import PhotonError, UnavailableError, UsageError
+from photon.logs.writer import LogPosition
+from tests.connect.broker import start_broker
+from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
+
+
+def committed(broker, topic):
+    """What a reader of committed records finds: its key and value, and how often it stands there."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    settings = {"isolation.level": "read_committed", "enable.partition.eof": True, "group.id": "reader"}
+    consumer = Consumer({"bootstrap.servers": broker.address, **settings})
+    partitions = list(consumer.list_topics(topic).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    ended, found = set(), Counter()
+    while len(ended) < len(partitions):
+        for record in consumer.consume(1000, 1.0):
+            if record.error() is None:
+                found[record.key(), record.value()] += 1
+            else:
+                ended.add(record.partition())
+    consumer.close()
+    return found
+
+
+@pytest.fixture
+def sink(broker):
+    made = []
+
+    def make(topic, writer="joiner-east.1", options="", address=None):
+        made.append(make_sink(f"kafka://{address or broker.address}/{topic}{options}", writer))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def lines(*names):
+    return b"".join(b'{"id":"%s","n":{"k":%d}}\n' % (name.encode(), len(name)) for name in names)
+
+
+def once(*names):
+    return Counter({(None, line): 1 for line in lines(*names).splitlines()})
+
+
+def test_a_sink_tells_up_to_where_it_has_the_lines_of_each_writer(topic, broker, sink):
+    name = topic(3)
+    east, west = sink(name), sink(name, "joiner-west.2")
+    assert (east.open(), west.open()) == (None, None)
+    east.write(lines("a", "b"), LogPosition(0, 0), LogPosition(0, 44))
+    west.write(lines("c"), LogPosition(3, 0), LogPosition(3, 22))
+    east.write(lines("d"), LogPosition(1, 0), LogPosition(1, 22))
+    assert east.open() == LogPosition(1, 22) == sink(name).open()
+    assert west.open() == LogPosition(3, 22)
+    assert committed(broker, name) == once(*"abcd")
+
+
+def test_keys_are_a_fields_values(topic, broker, sink):
+    name = topic()
+    for field, key in (("id", b"a"), ("n.k", b"1"), ("nope", None), ("id.deeper", None)):
+        one = sink(name, options=f"?key={field}")
+        one.open()
+        one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+        assert (key, lines("a").rstrip()) in committed(broker, name)
+
+
+def test_a_writer_that_was_taken_over_writes_nothing_more(topic, broker, sink):
+    name = topic()
+    before, after = sink(name), sink(name)
+    before.open()
+    before.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+    assert after.open() == LogPosition(0, 22)
+    with pytest.raises(UnavailableError):
+        before.write(lines("late"), LogPosition(0, 22), LogPosition(0, 50))
+    after.write(lines("b"), LogPosition(0, 22), LogPosition(0, 44))
+    assert committed(broker, name) == once("a", "b")
+
+
+def test_the_place_is_not_overlooked_behind_a_transaction_of_another_writer(topic, broker, sink):
+    from confluent_kafka import Producer
+
+    name = topic()
+    one = sink(name)
+    one.open()
+    other = Producer({"bootstrap.servers": broker.address, "transactional.id": f"open {name}"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(f"{name}.photon", b'{"file":9,"offset":9}', b"another")
+    other.flush()
+    one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))  # stands behind the other's
+    again = sink(name)
+
+    def end():
+        time.sleep(2)
+        other.abort_transaction()
+
+    import threading
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    assert again.open() == LogPosition(0, 22)
+    ending.join()
+
+
+def test_what_can_not_be_is_told_with_the_mend(broker, sink, topic):
+    with pytest.raises(UnavailableError, match="there is no such topic; make it, or mend its name"):
+        sink("nope").open()
+    with pytest.raises(UsageError, match="unknown option 'foo'; known are config, key"):
+        sink("t", options="?foo=1")
+    name = topic()
+    one = sink(name)
+    one.open()
+    one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": broker.address})
+    producer.produce(f"{name}.photon", b"mine", b"joiner-east.1")
+    producer.flush()
+    with pytest.raises(UsageError, match=r"\.photon holds what is no place of Photon's"):
+        sink(name).open()
+
+
+@pytest.fixture
+def behind(tmp_path):
+    """A broker whose clients reach it through a proxy, and the proxy."""
+    proxy = ToxiproxyServer(need_toxiproxy())
+    with contextlib.ExitStack() as closing:
+        closing.callback(proxy.close)
+        one = start_broker(tmp_path / "broker", lambda here: proxy.create({"kafka": here})["kafka"])
+        closing.callback(one.close)
+        yield one, proxy
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(500)
+def test_no_line_is_missing_or_twice_when_answers_are_late_or_lost(behind, sink):
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    broker, proxy = behind
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.create_topics([NewTopic("t", 2, 1)])["t"].result(30)
+    impatient = "?socket.timeout.ms=1000&request.timeout.ms=1000&delivery.timeout.ms=1500"
+    one = sink("t", options=impatient, address=broker.address)
+    dice, names = random.Random(3), [f"n{number:03}" for number in range(120)]
+    column = [lines(name) for name in names]
+    ends = list(itertools.accumulate(map(len, column)))
+    place, failures, until = None, 0, time.monotonic() + 400
+    while place is None or place.offset < ends[-1]:
+        assert time.monotonic() < until, place
+        try:
+            if place is None:
+                place = one.open() or LogPosition(0, 0)
+                assert place.offset in (0, *ends)
+            done = ends.index(place.offset) + 1 if place.offset else 0
+            upto = min(len(names), done + dice.randint(1, 12))
+            toxic = dice.random()
+            if toxic < 0.15:  # what is sent arrives, and the answer does not
+                proxy.add("kafka", "latency", "downstream", {"latency": 5_000, "jitter": 0}, 1.0)
+            elif toxic < 0.25:
+                proxy.add("kafka", "limit_data", "downstream", {"bytes": dice.randint(1, 400)}, 1.0)
+            elif toxic < 0.35:
+                proxy.add("kafka", "limit_data", "upstream", {"bytes": dice.randint(1, 900)}, 1.0)
+            elif toxic < 0.4:
+                broker.kill()
+                broker.start()
+            end = LogPosition(0, ends[upto - 1])
+            one.write(b"".join(column[done:upto]), place, end)
+            place = end
+        except PhotonError:
+            failures += 1
+            place = None
+        proxy.clear("kafka")
+    assert failures >= 5
+    assert committed(broker, "t") == once(*names)

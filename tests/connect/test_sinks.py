@@ -1,0 +1,239 @@
+"""Ours keep what `photon connect test` asks for, against real servers; and what is special of each."""
+
+import json
+import os
+import random
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from photon.connect.conformance import check_sink, check_source
+from photon.connect.ports import Fields
+from photon.connect.uris import make_sink
+from photon.core.errors import UnavailableError, UsageError
+from photon.logs.writer import LogPosition
+from tests.connect.test_kafka_sink import committed
+
+FIELDS = Fields(("id", "primary_id"), "ts_us", "us")
+
+
+def conforms(checks):
+    found = [*checks]
+    assert len(found) >= 4
+    assert not [check for check in found if check.failed or check.skipped]
+
+
+def sink_conforms(uri, read):
+    conforms(check_sink(uri, read, random.Random(5)))
+
+
+def rows_of(table):
+    return [json.dumps(row).encode() for row in table.to_pylist()]
+
+
+def lines(*events):
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+def test_a_directory_of_json_lines(tmp_path):
+    sink_conforms(
+        f"file://{tmp_path}/out",
+        lambda: [line for path in tmp_path.glob("out/*/*.jsonl") for line in path.read_bytes().splitlines()],
+    )
+
+
+def test_a_directory_of_parquet(tmp_path):
+    sink_conforms(
+        f"file://{tmp_path}/out?format=parquet",
+        lambda: [
+            row
+            for path in tmp_path.glob("out/*/*.parquet")
+            for row in rows_of(pyarrow.parquet.read_table(path))
+        ],
+    )
+
+
+@pytest.mark.long
+def test_s3(s3):
+    sink_conforms(
+        s3.uri("joined"), lambda: [line for one in s3.objects("joined").values() for line in one.splitlines()]
+    )
+
+
+@pytest.mark.long
+def test_parquet_in_s3(s3):
+    sink_conforms(
+        s3.uri("rows", "&format=parquet"),
+        lambda: [
+            row
+            for one in s3.objects("rows").values()
+            for row in rows_of(pyarrow.parquet.read_table(pa.BufferReader(one)))
+        ],
+    )
+
+
+@pytest.mark.long
+def test_postgresql(postgresql):
+    sink_conforms(postgresql.uri, lambda: [event.encode() for _, event in postgresql.rows()])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_iceberg(iceberg):
+    from pyiceberg.catalog import load_catalog
+
+    options = dict(one.split("=", 1) for one in iceberg[1:].split("&"))
+    sink_conforms(
+        f"iceberg://local/ads.joined{iceberg}",
+        lambda: rows_of(load_catalog("local", **options).load_table("ads.joined").scan().to_arrow()),
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_kafka(broker, topic):
+    name = topic(3)
+    uri = f"kafka://{broker.address}/{name}"
+    sink_conforms(uri, lambda: [line for _, line in committed(broker, name).elements()])
+    conforms(check_source(uri, FIELDS))
+
+
+def test_a_table_as_source(tmp_path):
+    rows = "".join(f"c{n},q{n % 7},{n}\n" for n in range(50_000))
+    (tmp_path / "a.csv").write_text(f"id,primary_id,ts_us\n{rows}")
+    (tmp_path / "b.csv").write_text("id,primary_id,ts_us\nx,y,1\n")
+    conforms(check_source(f"{tmp_path}/*.csv", FIELDS))
+
+
+def test_object_names_begin_where_their_lines_stand_in_the_joined_log(tmp_path):
+    one = make_sink(f"file://{tmp_path}/out", "east-0.ab")
+    assert one.open() is None
+    one.write(lines({"id": "a"}), LogPosition(7, 0), LogPosition(7, 12))
+    one.write(lines({"id": "b"}), LogPosition(7, 12), LogPosition(7, 24))
+    assert sorted(os.listdir(tmp_path / "out/east-0.ab")) == [
+        "000007-000000000000.jsonl", "000007-000000000012.jsonl",
+    ]  # fmt: skip
+    (tmp_path / "out/east-0.ab/readme.txt").write_text("not of ours")
+    assert one.open() == LogPosition(7, 24)
+    with pytest.raises(UnavailableError, match=r"000007-000000000012\.jsonl: it is there already"):
+        one.write(lines({"id": "b"}), LogPosition(7, 12), LogPosition(7, 24))
+
+
+def test_parquet_tells_where_it_ends_or_that_it_is_not_ours(tmp_path):
+    one = make_sink(f"file://{tmp_path}/out?format=parquet", "w")
+    one.open()
+    one.write(lines({"id": "a", "n": 1}), LogPosition(0, 0), LogPosition(0, 99))
+    assert one.open() == LogPosition(0, 99)
+    pyarrow.parquet.write_table(pa.table({"x": [1]}), tmp_path / "out/w/000000-000000000099.parquet")
+    with pytest.raises(UsageError, match=r"000000-000000000099.parquet: no object of Photon's"):
+        one.open()
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("file:///tmp/x?format=avro", "format is one of jsonl, parquet, not 'avro'"),
+        ("file:///tmp/x?nope=1", "unknown option 'nope'"),
+        ("s3://b/p?every_s=0", "every_s is a number above 0 up to 86400, not '0'"),
+        ("s3://b/p?mib=x", "mib is a number above 0 up to 1024, not 'x'"),
+        ("s3://b/p?nope=1", "'nope' is not valid for store 'S3'"),
+        ("iceberg://catalog/table", "write iceberg://CATALOG/NAMESPACE.TABLE"),
+        ("postgresql://h/d?nope=1", 'invalid connection option "nope"; known are key, table'),
+    ],
+)
+def test_what_can_not_be_is_told_with_the_mend(uri, says):
+    with pytest.raises(UsageError) as told:
+        make_sink(uri, "w")
+    assert says in str(told.value)
+
+
+@pytest.mark.long
+def test_a_table_of_postgresql_keeps_a_key_once(postgresql):
+    """What recovery joins again, under another writer's name, is there already."""
+    uri = f"{postgresql.uri}?table=twice&key=click.id"
+    event = {"click": {"id": 5}, "text": "\0"}
+    for writer in ("a", "b"):
+        one = make_sink(uri, writer)
+        assert one.open() is None
+        one.write(lines(event), LogPosition(0, 0), LogPosition(0, 50))
+        assert one.open() == LogPosition(0, 50)
+    assert [(key, json.loads(text)) for key, text in postgresql.rows("twice")] == [("5", event)]
+    with pytest.raises(UsageError, match="has no key; name its field by key=FIELD"):
+        one.write(lines({"id": "x"}), LogPosition(0, 50), LogPosition(0, 60))
+
+
+@pytest.mark.long
+def test_a_table_of_postgresql_may_be_the_users_own(postgresql):
+    import psycopg
+
+    with psycopg.connect(postgresql.uri) as connection:
+        connection.execute(
+            "CREATE SCHEMA ads CREATE TABLE clicks (id text PRIMARY KEY, event jsonb NOT NULL, "
+            "cost numeric GENERATED ALWAYS AS ((event->>'cost')::numeric) STORED)"
+        )
+    one = make_sink(f"{postgresql.uri}?table=ads.clicks", "w")
+    one.open()
+    one.write(lines({"id": "a", "cost": 1.5}), LogPosition(0, 0), LogPosition(0, 9))
+    with psycopg.connect(postgresql.uri) as connection:
+        assert [*map(float, *connection.execute("SELECT cost FROM ads.clicks").fetchall())] == [1.5]
+        connection.execute("CREATE TABLE strange (n int)")
+    with pytest.raises(UsageError, match='column "id" of relation "strange" does not exist'):
+        two = make_sink(f"{postgresql.uri}?table=strange", "w")
+        two.open()
+        two.write(lines({"id": "a"}), LogPosition(0, 0), LogPosition(0, 9))
+
+
+@pytest.mark.long
+def test_postgresql_killed_at_random_moments(postgresql):
+    dice, at, failures = random.Random(3), None, 0
+    one = make_sink(f"{postgresql.uri}?table=killed", "w")
+    wanted = [f"n{number:03}" for number in range(300)]
+    column = [lines({"id": name}) for name in wanted]
+    ends = [LogPosition(0, sum(map(len, column[: n + 1]))) for n in range(len(column))]
+    opened = False
+    while at != ends[-1]:
+        if dice.random() < 0.1:
+            postgresql.kill()
+            postgresql.start()
+        try:
+            if not opened:
+                at, opened = one.open(), True
+            done = 0 if at is None else ends.index(at) + 1
+            upto = min(len(wanted), done + dice.randint(1, 9))
+            one.write(b"".join(column[done:upto]), at or LogPosition(0, 0), ends[upto - 1])
+            at = ends[upto - 1]
+        except UnavailableError:
+            failures += 1
+            opened = False
+    assert failures > 2
+    assert [name for name, _ in postgresql.rows("killed")] == wanted
+
+
+@pytest.mark.long
+def test_an_iceberg_table_gets_columns_and_keeps_types(iceberg):
+    from pyiceberg.catalog import load_catalog
+
+    options = dict(one.split("=", 1) for one in iceberg[1:].split("&"))
+    one = make_sink(f"iceberg://local/ads.joined{iceberg}", "w")
+    assert one.open() is None
+    first = {
+        "id": "a",
+        "n": 1,
+        "at": "2026-01-02T03:04:05Z",
+        "tags": ["x"],
+        "none": None,
+        "primary": {"id": "q"},
+    }
+    then = {"id": "b", "n": 2, "tags": [], "none": 1.5, "primary": {"id": "p", "text": "é"}}
+    one.write(lines(first), LogPosition(0, 0), LogPosition(0, 5))
+    one.write(lines(then), LogPosition(0, 5), LogPosition(0, 9))
+    assert one.open() == LogPosition(0, 9)
+    rows = (
+        load_catalog("local", **options).load_table("ads.joined").scan().to_arrow().sort_by("id").to_pylist()
+    )
+    assert rows[0] == {**first, "primary": {"id": "q", "text": None}}
+    assert rows[1] == {**then, "at": None}
+    with pytest.raises(UsageError, match=r"Column\(/n\) changed from number to string"):
+        one.write(lines({"id": "c", "n": "many"}), LogPosition(0, 9), LogPosition(0, 12))
+    assert one.open() == LogPosition(0, 9)

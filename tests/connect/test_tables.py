@@ -1,0 +1,144 @@
+"""CSV and Parquet: each row of a whole file is an event, once, with the values that it has."""
+
+import datetime
+import decimal
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from photon.connect.ports import Fields, State
+from photon.connect.sample import sampled
+from photon.connect.uris import make_source
+from photon.core.errors import UnavailableError, UsageError
+
+FIELDS = Fields(("id", "primary_id"), "ts", "ms")
+
+
+def read(text, after=None, drain=True, fields=FIELDS):
+    """Partition -> its events, and the last number of each."""
+    source = make_source(str(text), fields)
+    source.open(after or {}, drain)
+    events, last = {}, {}
+    while source.state() is not (State.FINISHED if drain else State.IDLE):
+        for batch in source.read(0.0):
+            found = [json.loads(line) for line in batch.lines.splitlines()]
+            assert len(found) == sum(count for _, count in batch.runs)
+            events.setdefault(batch.partition, []).extend(found)
+            last[batch.partition] = batch.runs[-1][0] + batch.runs[-1][1] - 1
+    source.close()
+    return events, last
+
+
+def test_csv_keeps_its_text_and_makes_numbers_of_times_alone(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('id,primary_id,ts,note\n007,0042,1700000000123,"a ""q"",\nb"\n8,9,1.5,\n', "utf-8")
+    events, last = read(path)
+    assert events == {
+        str(path): [
+            {"id": "007", "primary_id": "0042", "ts": 1700000000123.0, "note": 'a "q",\nb'},
+            {"id": "8", "primary_id": "9", "ts": 1.5, "note": None},
+        ]
+    }
+    assert last == {str(path): 1}
+
+
+def test_a_time_that_is_text_stays_so(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id,ts\n1,2024-05-01T12:00:00Z\n", "utf-8")
+    assert read(path)[0][str(path)] == [{"id": "1", "ts": "2024-05-01T12:00:00Z"}]
+    of_text = Fields(("id",), "ts", "rfc3339")
+    path.write_text("id,ts\n1,20240501\n", "utf-8")
+    assert read(path, fields=of_text)[0][str(path)] == [{"id": "1", "ts": "20240501"}]
+
+
+def test_csv_may_be_packed_and_have_another_delimiter(tmp_path):
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write("id;ts\n1;2\n")
+    (events,) = read(f"csv://{tmp_path}/*.csv.gz?delimiter=;")[0].values()
+    assert events == [{"id": "1", "ts": 2}]
+    with pytest.raises(UsageError, match="a delimiter is one character"):
+        make_source("csv://a.csv?delimiter=ab", FIELDS)
+
+
+def test_parquet_keeps_its_types_and_gives_times_a_zone(tmp_path):
+    at = datetime.datetime(2024, 5, 1, 12, 0, 0, 250_000)  # noqa: DTZ001
+    row = {"id": 17, "ts": at, "price": decimal.Decimal("1.10"), "nested": {"list": [1, None]}, "raw": b"\0a"}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), path)
+    (events,) = read(path)[0].values()
+    assert events == [
+        {
+            "id": 17,
+            "ts": "2024-05-01T12:00:00.250000Z",
+            "price": "1.10",
+            "nested": {"list": [1, None]},
+            "raw": "AGE=",
+        }
+    ]
+
+
+def test_reading_goes_on_behind_the_last_row(tmp_path):
+    rows = [{"id": number} for number in range(40_000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "b.parquet")
+    a, b = str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")
+    for after in (-1, 0, 16_383, 16_384, 39_998):
+        events, last = read(tmp_path / "*.parquet", {a: after, b: 2})
+        assert events == {a: rows[after + 1 :]}
+        assert last == {a: 39_999}
+    assert read(tmp_path / "*.parquet", {a: 39_999, b: 2})[0] == {}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_a_file_that_is_not_whole(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UsageError, match=rf"{name}: .*is it whole\?"):
+        read(tmp_path / name)
+    source = make_source(str(tmp_path / name), FIELDS)
+    source.open({}, False)
+    for _ in range(2):  # it stays the next one to be read
+        with pytest.raises(UnavailableError, match="write it under another name and rename it"):
+            source.read(0.0)
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "whole")
+    (tmp_path / name).write_bytes((tmp_path / "whole").read_bytes() if "parquet" in name else b"id\n1\n")
+    assert [json.loads(batch.lines)["id"] in (1, "1") for batch in source.read(0.0)] == [True]
+
+
+def test_rows_that_do_not_fit_their_header_are_told(tmp_path):
+    (tmp_path / "a.csv").write_text("id,ts\n1,2\n3\n", "utf-8")
+    with pytest.raises(UsageError, match=r"a\.csv: .*Expected 2 columns, got 1"):
+        read(tmp_path / "a.csv")
+
+
+def test_new_files_are_found_while_it_is_followed(tmp_path):
+    source = make_source(str(tmp_path / "*.csv"), FIELDS)
+    source.open({}, False)
+    assert source.state() is State.IDLE
+    (tmp_path / "a.csv").write_text("id\n1\n", "utf-8")
+    found = []
+    while not found:
+        found = source.read(2.0)
+    assert found[0].lines == b'{"id":"1"}\n'
+
+
+def test_a_pattern_without_files_is_refused_where_nothing_can_come(tmp_path):
+    with pytest.raises(UsageError, match=r"nope\*\.csv: no file matches"):
+        read(tmp_path / "nope*.csv")
+
+
+def test_a_sample_is_of_the_first_records_of_each_source(tmp_path):
+    rows = [{"id": number} for number in range(40_000)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    texts = [str(tmp_path / "*.parquet"), "/logs/*.jsonl"]
+    for records, whole in ((10, False), (40_000, False), (40_001, True)):
+        with sampled(texts, FIELDS, records) as found:
+            copy, other = found.patterns
+            lines = Path(copy).read_bytes().splitlines()
+            assert (other, found.whole) == ("/logs/*.jsonl", whole)
+            assert [json.loads(line) for line in lines] == rows[: len(lines)]
+            assert len(lines) >= min(records, len(rows))
+    assert not Path(copy).exists()

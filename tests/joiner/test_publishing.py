@@ -1,0 +1,272 @@
+"""What a sink gets of the joined log: each settled line once, whatever fails and whoever crashes."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from joiner import publishing
+from photon.connect import uris
+from photon.connect.ports import Guarantee
+from photon.core.clock import Backoff
+from photon.core.columns import split_lines
+from photon.core.errors import UnavailableError, UsageError
+from photon.logs.writer import LogPosition
+from tests.joiner.fakes import Crash, batch_of, crash_at, end_all, lines_of, output_files
+from tests.waiting import wait_until
+
+
+class Store:
+    """What outlives the sinks of a writer: lines, and the place, moved together."""
+
+    def __init__(self):
+        self.lines = Counter()
+        self.places = {}
+        self.batches = []
+        """Of how many lines each."""
+        self.batch_bytes, self.linger_s = 1 << 20, 0.0
+        self.fails = lambda: None
+        """Called before and after each write: raises what is to fail there."""
+
+    def sink(self, uri, writer):
+        return Sink(self, f"{uri.path} {writer}")
+
+
+class Sink:
+    guarantee = Guarantee.ATOMIC
+
+    @property
+    def batch_bytes(self):
+        return self._store.batch_bytes
+
+    @property
+    def linger_s(self):
+        return self._store.linger_s
+
+    def __init__(self, store, writer):
+        self._store, self._writer = store, writer
+
+    def open(self):
+        return self._store.places.get(self._writer)
+
+    def write(self, lines, start, end):
+        store = self._store
+        store.fails()
+        assert start == store.places.get(self._writer, LogPosition(0, 0)) or not start.offset
+        assert lines.endswith(b"\n")
+        store.lines.update(split_lines(lines))
+        store.batches.append(lines.count(b"\n"))
+        store.places[self._writer] = end
+        store.fails()
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def sink(monkeypatch):
+    one = Store()
+    monkeypatch.setattr(publishing, "RETRIES", Backoff(0.001, 0.01))
+    monkeypatch.setattr(uris, "_imported", lambda place, uri: one.sink)
+    return one
+
+
+@pytest.fixture
+def publish(make, sink):
+    return lambda **options: make(sinks=("kafka://h/t",), **options)
+
+
+def all_there(sink, names):
+    wait_until(lambda: sink.lines.total() >= len(names))
+    assert sink.lines == lines_of(names)
+
+
+def test_lines_are_published_when_they_are_joined(publish, sink):
+    worker = publish()
+    end_all(worker)
+    for name in "abc":
+        worker.join(batch_of([name]))
+    all_there(sink, "abc")
+    (status,) = worker.status()["sinks"]
+    assert status == {"sink": "kafka://h/t", "published": 3, "behind": False, "trouble": None}
+
+
+def turn(worker):
+    """As its thread does, once; the seconds until it would do it again."""
+    (way,) = worker._publisher._ways
+    return way._step()
+
+
+@pytest.fixture
+def slow(make, sink):
+    """A worker whose sink lets lines wait a minute for others; no thread publishes."""
+    sink.linger_s = 60.0
+
+    def build(**options):
+        worker = make(sinks=("kafka://h/t",), **options)
+        worker._publisher.start = lambda: None
+        end_all(worker)
+        for name in "abc":
+            worker.join(batch_of([name]))
+        return worker
+
+    return build
+
+
+def test_lines_wait_for_others_as_long_as_the_sink_says(slow, sink, clock):
+    worker = slow()
+    assert turn(worker) == 60.0
+    clock.advance(59.0)
+    worker.leases.renew_due()
+    worker.join(batch_of(["d"]))
+    assert turn(worker) == pytest.approx(1.0)
+    assert sink.batches == []
+    clock.advance(1.0)
+    turn(worker)
+    assert sink.batches == [4]
+    worker.leases.renew_due()
+    worker.join(batch_of(["e"]))
+    assert turn(worker) == 60.0
+
+
+def test_lines_wait_no_longer_when_they_are_enough(slow, sink):
+    worker = slow()
+    sink.batch_bytes = 2 * len(next(iter(lines_of("a")))) + 2
+    turn(worker)
+    assert sink.batches == [2], "the third waits again"
+    assert turn(worker) == 60.0
+
+
+def test_lines_wait_no_longer_when_their_file_is_closed(slow, sink, tmp_path):
+    worker = slow(output_file_bytes_max=200)
+    *closed, _ = output_files(tmp_path)
+    turn(worker)
+    assert closed and sink.batches == [path.read_bytes().count(b"\n") for path in closed]
+
+
+def test_lines_wait_a_moment_where_no_more_will_come_and_none_at_the_end(slow, sink, clock):
+    worker = slow(drain=True)
+    assert turn(worker) == publishing.DRAIN_LINGER_S
+    worker._publisher._ways[0].work.start()
+    assert worker.stop(5.0)
+    assert sink.lines == lines_of("abc") and sink.batches == [3]
+
+
+def test_nothing_is_twice_whatever_fails_before_or_after_a_write(publish, sink):
+    dice = random.Random(7)
+
+    def fails():
+        if dice.random() < 0.4:
+            raise UnavailableError("who knows")
+
+    sink.fails = fails
+    worker = publish(output_file_bytes_max=300)
+    end_all(worker)
+    names = [f"n{number}" for number in range(60)]
+    for name in names:
+        worker.join(batch_of([name]))
+    all_there(sink, names)
+    assert len(sink.places) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the crash
+@pytest.mark.parametrize("where", ["output appended", "output synced", "registered", "intent synced"])
+def test_what_a_crash_leaves_is_published_once_by_the_next_life(publish, sink, where):
+    worker = publish()
+    end_all(worker)
+    worker.join(batch_of(["a"]))
+    all_there(sink, "a")
+    worker._settler._checkpoint = crash_at(where)
+    with pytest.raises(Crash):
+        worker.join(batch_of(["b"]))
+    worker._publisher.wake()
+    worker.close()
+    assert sink.lines == lines_of("a"), "a line without the end of its intent may be taken back"
+    again = publish()
+    end_all(again)
+    again.join(batch_of(["c"]))
+    all_there(sink, "abc")
+
+
+def test_a_sink_that_is_away_holds_up_neither_joining_nor_its_end(publish, sink, monkeypatch):
+    monkeypatch.setattr(publishing, "STUCK_S_MAX", 0.5)
+
+    def fails():
+        raise UnavailableError("no broker")
+
+    sink.fails = fails
+    worker = publish(output_file_bytes_max=200)
+    end_all(worker)
+    for name in "abcd":
+        worker.join(batch_of([name]))
+    wait_until(lambda: worker.status()["sinks"][0]["trouble"])
+    assert worker.status()["sinks"][0] == {
+        "sink": "kafka://h/t", "published": 0, "behind": True, "trouble": "no broker",
+    }  # fmt: skip
+    assert worker.stop(5.0)
+    told = worker.status()["notices"]
+    assert told[0] == "joined events are not published: no broker"
+    assert told[-1] == "kafka://h/t has not all joined events (no broker); the next start goes on"
+    sink.fails = lambda: None
+    again = publish(output_file_bytes_max=200)
+    end_all(again)
+    all_there(sink, "abcd")
+
+
+def test_files_become_parquet_only_when_the_sink_has_them(publish, sink, tmp_path):
+    def fails():
+        raise UnavailableError("no broker")
+
+    sink.fails = fails
+    worker = publish(output_file_bytes_max=200, output_format="parquet")
+    end_all(worker)
+    for name in "abcd":
+        worker.join(batch_of([name]))
+    worker._completer.step()
+    assert output_files(tmp_path, kind="parquet") == []
+    sink.fails = lambda: None
+    assert worker.stop(5.0)
+    all_there(sink, "abcd")
+    assert output_files(tmp_path) == [] != output_files(tmp_path, kind="parquet")
+    again = publish(output_file_bytes_max=200, output_format="parquet")
+    end_all(again)
+    again.join(batch_of(["e"]))
+    all_there(sink, "abcde")
+
+
+def test_a_file_that_is_taken_away_too_early_is_named(publish, sink, tmp_path):
+    worker = publish()
+    end_all(worker)
+    worker.join(batch_of(["a"]))
+    all_there(sink, "a")
+    worker.stop(5.0)
+    sink.places.clear()
+    sink.lines.clear()
+    again = publish(output_file_bytes_max=200)
+    sink.places["t " + (tmp_path / "out/joined/east/joiner.publisher").read_text()] = LogPosition(0, 0)
+    sink.places = {"t joiner." + key.rpartition(" ")[2]: place for key, place in sink.places.items()}
+    (first, *_) = output_files(tmp_path)
+    first.rename(tmp_path / "away")
+    end_all(again)
+    wait_until(lambda: again.status()["sinks"][0]["trouble"])
+    assert "was taken away before kafka://h/t had all of it" in again.status()["sinks"][0]["trouble"]
+    (tmp_path / "away").rename(first)
+    all_there(sink, "a")
+
+
+def test_a_sink_that_has_more_than_the_log_is_told(publish, sink, tmp_path):
+    worker = publish()
+    end_all(worker)
+    worker.join(batch_of(["a"]))
+    all_there(sink, "a")
+    worker.stop(5.0)
+    sink.places = dict.fromkeys(sink.places, LogPosition(1_000_000, 5))
+    again = publish()
+    end_all(again)
+    wait_until(lambda: again.status()["sinks"][0]["trouble"])
+    assert "was it put back from a copy?" in again.status()["sinks"][0]["trouble"]
+
+
+def test_a_sink_that_can_not_be_keeps_the_joiner_from_starting(make):
+    with pytest.raises(UsageError, match=r"no sink is known by 's4://'"):
+        make(sinks=("s4://h/t",))
