@@ -28,7 +28,7 @@ disk are slow, reading stops.
 
 import dataclasses
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -36,32 +36,25 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from dispatcher.ledger import Entry, Ledger, RetryQueue
+from dispatcher.checkpoint import Book
+from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
+from dispatcher.recorder import Finished, Recorded, Recorder
 from dispatcher.rules.copies import Copies
-from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBatch, pack_values
+from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBatch
 from dispatcher.rules.pacing import Pacing, Reading
-from dispatcher.rules.verdicts import Backoffs, Totals, Verdicts, none_joined, resolve
+from dispatcher.rules.verdicts import Backoffs, Verdicts, none_joined, resolve
 from dispatcher.sender import Answer, Gate, Sender
-from photon.core.clock import Backoff
-from photon.core.errors import CorruptStateError, StorageError
-from photon.core.fates import Differing, Fate
+from photon.core.fates import Differing
 from photon.core.settings import Settings
-from photon.logs.files import FileState
 from photon.logs.text import ALL_READ
-from photon.logs.writer import dead_letter_lines
 
 GATHER_COMMITS_S: Final = 0.01
 """Batches that finish within this window share a transaction: idle traffic costs few fsyncs."""
-STORAGE_BACKOFF: Final = Backoff(0.1, 5.0)
 
 _WAIT_S_MIN: Final = 0.001
 _NONE_DUE: Final = np.empty(0, np.int64)
 _NOTHING_RESOLVED: Final = Resolved({}, 0, none_joined(), [], None, _NONE_DUE)
-
-Finished = tuple[Batch, Resolved]
-Recorded = Callable[[Sequence[FileState]], None]
-"""Told the states of files that are on disk."""
 
 
 class Driver:
@@ -76,8 +69,9 @@ class Driver:
         gate: Gate,
         wake: threading.Event,
         recorded: Recorded,
+        book: Book | None = None,
     ) -> None:
-        """`wake`: set by the reader when logs have grown."""
+        """`wake`: set by the reader when logs have grown. `book`: of a share that others may go on with."""
         self._settings = settings.dispatcher
         self._poll_interval_s = settings.logs.poll_interval_ms / 1000
         self._ledger = ledger
@@ -89,7 +83,7 @@ class Driver:
         self._wake = wake
         self._backoffs = Backoffs.of(self._settings)
         self._retries = RetryQueue(ledger, self._backoffs.delay_us_max, BATCH_BYTES_MAX)
-        self._recorder = Recorder(ledger, reader, self._retries, gate, recorded)
+        self._recorder = Recorder(ledger, reader, self._retries, gate, recorded, book)
         self._to_send = WaitingBatches(self._settings.batch_events_max)
         self._copies = Copies(round(settings.ids.time_spread_max_s * 1e6))
         self._copies_lock = threading.Lock()
@@ -372,95 +366,6 @@ class Driver:
                     pacing.resolved(len(batch.events), again)
                 elif not batch.woken:  # those tell nothing of others
                     pacing.retried(len(batch.events), again, batch.early, now)
-
-
-class Recorder:
-    """Puts finished batches into the ledger, all that are there in one transaction. Used by one thread."""
-
-    def __init__(
-        self, ledger: Ledger, reader: LogReader, retries: RetryQueue, gate: Gate, recorded: Recorded
-    ) -> None:
-        self._ledger = ledger
-        self._reader = reader
-        self._retries = retries
-        self._gate = gate
-        self._recorded = recorded
-        self._early: dict[int, Finished] = {}
-        self._given_up = False
-        self.storage_error: str | None = None
-
-    def record(self, group: Sequence[Finished]) -> Sequence[Finished]:
-        """Record those of the group, and of groups before, whose turn it is; they are returned.
-
-        Tries until the disk takes them; [] if it was time to stop before. CorruptStateError, and StorageError
-        where only a restart can mend it.
-        """
-        if self._given_up:
-            return []
-        ready = self._in_turn(group)
-        entry = self._entry(ready)
-        keys = self._commit(entry)
-        if keys is None:
-            return []
-        self._retries.settled(entry.retries_removed, keys, entry.retries)
-        self._recorded(entry.files)
-        return ready
-
-    def _in_turn(self, group: Sequence[Finished]) -> list[Finished]:
-        ready: list[Finished] = []
-        for batch, resolved in group:
-            if isinstance(batch, RetryBatch):
-                ready.append((batch, resolved))
-                continue
-            self._early[batch.number] = batch, resolved
-            ready += [self._early.pop(number) for number in self._reader.finished(batch.number)]
-        return ready
-
-    def _entry(self, ready: Sequence[Finished]) -> Entry:
-        events, wasted, latencies = 0, 0, none_joined()
-        fates: dict[Fate, int] = {}
-        letters, files, removed, values = [], set(), [], []
-        differing = Counter[Differing]()
-        for batch, resolved in ready:
-            if isinstance(batch, FreshBatch):
-                events += batch.count
-                fates[Fate.MALFORMED] = fates.get(Fate.MALFORMED, 0) + len(batch.malformed)
-                letters += batch.malformed
-                files |= {span.file for span in batch.spans}
-            else:
-                removed += batch.keys
-            for fate, count in resolved.fates.items():
-                fates[fate] = fates.get(fate, 0) + count
-            wasted += resolved.wasted_joins
-            latencies += resolved.latencies
-            letters += resolved.letters
-            differing.update(resolved.differing)
-            if resolved.retries is not None:
-                values += pack_values(resolved.retries)
-        states, lost_bytes = self._reader.states(files)
-        totals = Totals(events, fates, wasted, latencies.tolist(), lost_bytes, differing)
-        due_us = np.concatenate([_NONE_DUE, *[resolved.due_us for _, resolved in ready]])
-        return Entry(states, totals, dead_letter_lines(letters), removed, due_us, values)
-
-    def _commit(self, entry: Entry) -> list[bytes] | None:
-        failures = 0
-        while True:
-            try:
-                keys = self._ledger.record(entry)
-            except CorruptStateError:
-                raise
-            except StorageError as error:
-                self.storage_error = str(error)
-                if self._ledger.broken:
-                    raise
-                failures += 1
-                if self._gate.wait(STORAGE_BACKOFF, failures):
-                    # Later batches of the same files must not be recorded over the gap this one leaves.
-                    self._given_up = True
-                    return None
-            else:
-                self.storage_error = None
-                return keys
 
 
 @dataclass(frozen=True, slots=True)

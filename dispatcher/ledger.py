@@ -44,7 +44,7 @@ from photon.core.errors import CorruptStateError, StorageError
 from photon.logs.files import FileState, pack_file_state, unpack_file_state
 from photon.logs.writer import LogPosition, RotatingLog
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 DEAD_LETTER_FILE_BYTES_MAX: Final = 64 << 20
 
 _STATE_KEY: Final = b"state"
@@ -210,15 +210,20 @@ class Ledger:
     nothing of the entry is recorded and the same one can be recorded again.
     """
 
-    def __init__(self, directory: Path, dead_letters: Path, bytes_max: int, worker: int = 0) -> None:
-        """`directory`: this worker's own; `dead_letters`: of all of the datacenter."""
+    def __init__(
+        self, directory: Path, dead_letters: Path, bytes_max: int, worker: int = 0, process: int = 0
+    ) -> None:
+        """`directory`: this worker's own; `dead_letters`: of all of the datacenter that are on the machine,
+        each of whose processes has another number."""
         self.worker = worker
         self._mutex = threading.Lock()
         with contextlib.ExitStack() as undo:
             self._lock = undo.enter_context(DirectoryLock(directory))
             self.file = LedgerFile(directory, bytes_max)
             undo.callback(self.file.close)
-            self._letters = RotatingLog(dead_letters, letters_stem(worker), DEAD_LETTER_FILE_BYTES_MAX)
+            self._letters = RotatingLog(
+                dead_letters, letters_stem(worker, process), DEAD_LETTER_FILE_BYTES_MAX
+            )
             undo.callback(self._letters.close)
             self.waiting_bytes = 0
             """What waiting events take on the disk, as of the last transaction."""
@@ -230,6 +235,11 @@ class Ledger:
     def totals(self) -> Totals:
         """As of the last transaction."""
         return self._state.totals
+
+    @property
+    def letters(self) -> LogPosition:
+        """Where the dead letters end, as of the last transaction."""
+        return self._state.letters
 
     @property
     def pending(self) -> int:
@@ -300,6 +310,11 @@ class Ledger:
             if len(found) == len(distinct):
                 break
         return [found.get(id_) for id_ in asked]
+
+    def waiting_values(self) -> Iterator[list[bytes]]:
+        """The values of all entries, SCANNED_MAX at a time. StorageError."""
+        for part in self._all_waiting(lambda _: True):
+            yield [value for _, value in part]
 
     def oldest_waiting_us(self, from_us: int) -> int | None:
         """The least time of an event that waits, of those from `from_us` on; None if none does. Looks through
@@ -381,6 +396,10 @@ class Ledger:
                     raise
             self._state = after
             return keys
+
+    def cut_letters(self, position: LogPosition) -> None:
+        """Dead letters after that are told by another dispatcher. To be closed then. StorageError."""
+        self._letters.truncate(position)
 
     def close(self) -> None:
         with self._mutex:
@@ -529,9 +548,9 @@ class RetryQueue:
                 self.next_due_us = due_us
 
 
-def letters_stem(worker: int) -> str:
+def letters_stem(worker: int, process: int = 0) -> str:
     """The names of a worker's dead letters begin with it."""
-    return f"foreign-w{worker}" if worker else "foreign"
+    return "foreign" + (f"-p{process}" if process else "") + (f"-w{worker}" if worker else "")
 
 
 def _file_key(number: int) -> bytes:

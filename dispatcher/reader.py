@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dispatcher.rules.events import NO_EVENTS, Events, FreshBatch, OffsetTracker, Span
 from photon.core.clock import SteadyClock
@@ -171,9 +172,12 @@ class LogReader:
             if chunk.more and last is not None:
                 self._newest_of[file.number] = int(np.frombuffer(parsed.times, "<i8", 1, 8 * last)[0])
         offsets = text.offsets(parsed.starts)
+        numbers = np.array([file.number for file, _ in parts], np.uint32)
+        files = numbers[text.parts_of(parsed.starts)]
         batches = []
         for low, high, start, end in self._cuts(parsed, len(text.data)):
-            events = _slice(parsed, offsets, low, high, now_us, *text.names(parsed.starts, low, high))
+            names = text.names(parsed.starts, low, high)
+            events = _slice(parsed, files, offsets, low, high, now_us, *names)
             bad = slice(bisect.bisect_left(bad_starts, start), bisect.bisect_left(bad_starts, end))
             spans = [Span(*span) for span in text.spans(start, end)]
             batches.append(FreshBatch(self._number(), events, letters[bad], spans))
@@ -215,6 +219,7 @@ class LogReader:
 
 def _slice(
     parsed: ForeignBatch,
+    files: npt.NDArray[np.uint32],
     offsets: Starts,
     low: int,
     high: int,
@@ -232,6 +237,7 @@ def _slice(
         tries=np.zeros(count, np.uint32),
         sends=np.zeros(count, np.uint32),
         first_seen=np.full(count, now_us, np.int64),
+        files=files[low:high],
         offsets=offsets[low:high],
         names=names,
         name_from=name_from,

@@ -1,6 +1,5 @@
 """A dispatcher as a process: its parts wired together, and its status served."""
 
-import contextlib
 import os
 import random
 import threading
@@ -11,17 +10,12 @@ from typing import Any, Final
 import grpc
 import msgspec
 
-from dispatcher.arrivals import Listener
-from dispatcher.driver import Driver
-from dispatcher.hold import Holder
-from dispatcher.ledger import Ledger
-from dispatcher.reader import LogReader
-from dispatcher.rules.homes import Homes
-from dispatcher.rules.pacing import Pacing
-from dispatcher.sender import Gate, Sender
-from dispatcher.workers import Inbox, counted, fix_workers, mine_of, worker_directory
+from dispatcher.rules.verdicts import NOTHING
+from dispatcher.shares import Place, Shares
+from dispatcher.worker import Site, Worker
+from dispatcher.workers import counted, fix_workers
 from eventstore.client import EventStoreClient
-from idregistry.client import RegistryClient, check_registry
+from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
 from photon.core.clock import Clock, SteadyClock
 from photon.core.errors import StorageError
@@ -29,7 +23,6 @@ from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
 from photon.core.status import Notices
 from photon.logs.files import check_patterns
-from photon.logs.formats import json_lines
 from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
@@ -70,13 +63,15 @@ _REQUEST_BYTES_MAX: Final = 1 << 20
 class DispatcherServer:
     """Reads the foreign logs that match `patterns` and sends their events to `joiner`.
 
-    `directory` is of the datacenter's `workers` dispatchers, each of which reads the files whose names say
-    so (paper 3.2); the state of this one, the `worker`th, is within. `eventstore`, which it closes, tells of
-    arrivals; without it waiting events have their backoff alone. `joiners`: address -> datacenter of all that
-    read the same events (rules/homes); None: this one alone. `dead_letters` gets the events that end
-    otherwise than joined or duplicate; `drain`: the logs will grow no more. Constructing opens the state:
-    UsageError for a pattern that can never match, SettingsError for another number of workers, LockedError,
-    CorruptStateError, DiskFullError.
+    With a `place` it has those shares of the logs that the registry's directory gives it, wherever it runs
+    (dispatcher/shares.py). Without one it is the `worker`th of `workers` on one machine, each of which reads
+    the files whose names say so (paper 3.2); their states are all within `directory`. `number`: of this
+    process in its datacenter. `make_eventstore`: clients that tell of arrivals; without them waiting events
+    have their backoff alone. `joiners`: address -> datacenter of all that read the same events
+    (rules/homes); None: this one alone. `dead_letters` gets the events that end otherwise than joined or
+    duplicate; `drain`: the logs will grow no more. Constructing opens the state: UsageError for a pattern
+    that can never match, SettingsError for another number of workers, LockedError, CorruptStateError,
+    DiskFullError.
     """
 
     def __init__(
@@ -96,66 +91,45 @@ class DispatcherServer:
         network: Network = LOOPBACK,
         worker: int = 0,
         workers: int = 1,
-        eventstore: EventStoreClient | None = None,
+        make_eventstore: Callable[[], EventStoreClient] | None = None,
         joiners: Mapping[str, str] | None = None,
+        place: Place | None = None,
     ) -> None:
         check_patterns(patterns)
-        steady = SteadyClock(clock)
-        own = settings.dispatcher
         self._identity = {"name": name, "datacenter": datacenter}
-        self._worker = {"slot": worker, "name": name, "process": os.getpid()}
-        self._drain = drain
+        self._process = {"slot": worker, "name": name, "process": os.getpid()}
         self._stopped = False
         self._notices = Notices("dispatcher")
-        fix_workers(directory, workers)
-        place = worker_directory(directory, worker)
-        self._ledger = Ledger(place, dead_letters, own.state_bytes_max, worker)
-        stopping, wake = threading.Event(), threading.Event()
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._ledger.close)
-            inbox = Inbox(directory, self._ledger.file.sync)
-            states = self._ledger.files()
-            inbox.sweep(states)
-            self._reader = LogReader(
-                [*patterns, inbox.pattern],
-                place / "spool",
-                json_lines(settings),
-                settings.logs,
-                own.batch_events_max,
-                steady,
-                states,
-                drain,
-                self._notices.tell,
-                mine_of(worker, workers),
-                wake.set,
-                inbox.holds,
-            )
-            pacing = Pacing(
-                own.batches_in_flight_max,
-                own.batch_events_max,
-                settings.logs.chunk_bytes,
-            )
-            self._gate = Gate(pacing, steady, rng, stopping, self._notices.tell)
-            looked_up = registry if own.lookup_before_send else None
-
-            def recognise() -> None:
-                check_registry(place, registry.identity())
-
-            homes = Homes(datacenter, joiners or {}, own.home_hedge_ms / 1000)
-            self._sender = Sender(looked_up, joiner, self._gate, inbox.is_recovered, recognise, homes)
-            self._driver = Driver(
-                settings, self._ledger, self._reader, self._sender, self._gate, wake, inbox.sweep
-            )
-            undo.pop_all()
-        told = self._driver.arrive, self._driver.read_to
-        self._listener = Listener(eventstore, self._gate, *told) if eventstore else None
-        days, follower = settings.registry.retention_days, self._reader.follower
-        self._holder = Holder(name, registry, self._ledger, follower, self._gate, days) if days > 0 else None
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        site = Site(
+            settings=settings,
+            datacenter=datacenter,
+            directory=directory,
+            number=worker,
+            patterns=patterns,
+            dead_letters=dead_letters,
+            registry=registry,
+            joiner=joiner,
+            make_eventstore=make_eventstore,
+            joiners=joiners or {},
+            clock=SteadyClock(clock),
+            rng=rng,
+            drain=drain,
+            notice=self._notices.tell,
+        )
+        self._shares: Shares | None = None
+        self._worker: Worker | None = None
+        if place is not None:
+            self._shares = Shares(site, place, self._fail)
+        else:
+            fix_workers(directory, workers)
+            self._worker = Worker(site, worker, workers, name)
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
-        self._rpc.serve_while(lambda: self._driver.storage_error is None)
+        self._rpc.serve_while(lambda: not any(one.driver.storage_error for one in self._workers))
         self._rpc.add(
             dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-            DispatcherService(self.status, self._ledger.find_waiting),
+            DispatcherService(self.status, self._find_waiting),
             "photon.dispatcher.v1.Dispatcher",
         )
 
@@ -167,17 +141,19 @@ class DispatcherServer:
     def start(self) -> None:
         """Serve and work. AddressInUseError before anything is read."""
         self._rpc.start()
-        self._driver.start()
-        for beside in (self._listener, self._holder):
-            if beside:
-                beside.start()
+        if self._shares is not None:
+            self._shares.start()
+        for worker in self._workers:
+            worker.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True once it was stopped; False after the timeout. Raises what ended it before, if anything did."""
-        ended = self._driver.ended.wait(timeout_s)
-        if self._driver.failure is not None:
-            raise self._driver.failure
-        return ended
+        ended = self._worker.driver.ended if self._worker is not None else self._ended
+        done = ended.wait(timeout_s)
+        failure = self._failure if self._worker is None else self._worker.driver.failure
+        if failure is not None:
+            raise failure
+        return done
 
     def stop(self) -> None:
         """Read no more, record what is under way, close. What no joiner answers is sent at the next start."""
@@ -185,31 +161,71 @@ class DispatcherServer:
             return
         self._stopped = True
         self._rpc.drain()
-        self._driver.stop()
-        if self._listener:
-            self._listener.stop()
-        if self._holder:
-            self._holder.stop(self._drain and self._driver.idle)
-        self._reader.follower.close()
+        if self._shares is not None:
+            self._shares.stop()
+        elif self._worker is not None:
+            self._worker.rest()
         self._rpc.stop()
-        self._ledger.close()
+        if self._worker is not None:
+            self._worker.close()
+        self._ended.set()
 
     def status(self) -> dict[str, Any]:
-        """Counts since the ledger was made, and how it goes now. Plain values."""
+        """Counts since the ledgers were made, and how it goes now. Plain values."""
+        workers = self._workers
+        totals = NOTHING
+        for worker in workers:
+            totals = totals.plus(worker.totals)
+        told = together([worker.status() for worker in workers])
+        files = told.pop("files")
+        placed = (
+            {} if self._shares is None else {"shares": self._shares.status(), "trouble": self._shares.trouble}
+        )
         return {
             **self._identity,
-            **counted(self._ledger.totals),
-            "backlog": self._reader.backlog(),
-            "waiting_bytes": self._ledger.waiting_bytes,
-            "in_flight": self._driver.in_flight,
-            "woken": self._driver.woken,
-            "requests_max": self._gate.size,
-            "homes": self._sender.homes(),
-            "drained": self._drain and self._driver.idle,
-            "paused": self._driver.paused,
+            **counted(totals),
+            **told,
+            **placed,
             "notices": self._notices.lines(),
-            "unended": self._reader.follower.unended(),
-            "unreadable": self._reader.follower.unreadable,
-            "storage_error": self._driver.storage_error,
-            "worker": {**self._worker, "files": self._reader.follower.files},
+            "worker": {**self._process, "files": files},
         }
+
+    @property
+    def _workers(self) -> list[Worker]:
+        if self._shares is not None:
+            return self._shares.workers
+        return [] if self._worker is None else [self._worker]
+
+    def _find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
+        found: list[dict[str, Any] | None] = [None] * (len(ids) // ID_BYTES)
+        for worker in self._workers:
+            found = [one or other for one, other in zip(found, worker.find_waiting(ids), strict=True)]
+        return found
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._ended.set()
+
+
+def together(statuses: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several workers of a process: sums, or what is so of any, or of all."""
+    if len(statuses) == 1:
+        return dict(statuses[0])
+    backlogs = [one["backlog"] for one in statuses]
+    return {
+        "backlog": {
+            "bytes": sum(one["bytes"] for one in backlogs),
+            "events": sum(one["events"] for one in backlogs),
+            "seconds": max((one["seconds"] for one in backlogs), default=0.0),
+        },
+        **{
+            key: sum(one[key] for one in statuses)
+            for key in ("waiting_bytes", "in_flight", "woken", "requests_max", "files")
+        },
+        "homes": statuses[0]["homes"] if statuses else {},
+        "drained": bool(statuses) and all(one["drained"] for one in statuses),
+        "paused": next((one["paused"] for one in statuses if one["paused"]), None),
+        "unended": {name: size for one in statuses for name, size in one["unended"].items()},
+        "unreadable": {name: why for one in statuses for name, why in one["unreadable"].items()},
+        "storage_error": next((one["storage_error"] for one in statuses if one["storage_error"]), None),
+    }

@@ -4,24 +4,21 @@ Two generations of plain dicts: new and used events are in `hot`; when it holds 
 `cold`, and what was cold is forgotten. So an event goes between one half and one whole cache after its last
 use, and no Python statement is spent on an event (docs/decisions/001-dependencies.md).
 
-The reader fills the shares of other processes. That is best effort: a share that is slow or away costs
-misses and nothing else, as its queue is bounded and what does not fit is dropped. Without cache processes
-all goes into home's own cache, in the caller's thread.
+The reader fills the shares of other event stores. That is best effort: one that is slow or away costs misses
+and nothing else, as its queue is bounded and what does not fit is dropped. One that is alone puts all into
+its own cache, in the caller's thread.
 """
 
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
 
 import grpc
 import numpy as np
 
-from eventstore.rules.ring import HOME, Ring
-from photon.core.clock import Clock
+from eventstore.peers import Membership, Peers
 from photon.core.columns import join_lines, take_ids
 from photon.core.ids import ID_BYTES
 from photon.rpc import eventstore_pb2, eventstore_pb2_grpc
@@ -63,16 +60,15 @@ class CacheEventStore:
     def status(self) -> dict[str, int]:
         return {"hits": self.hits, "misses": self.misses, "bytes": self.held_bytes, "events": self.events}
 
-    def get_many(self, keys: Sequence[bytes], counted: bool = True) -> list[bytes | None]:
-        """A line or None for each key, in order. `counted`: among the hits and misses."""
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """A line or None for each key, in order."""
         with self._lock:
             lines = list(map(self._hot.get, keys))
             if None in lines:
                 self._look_into_cold(keys, lines)
-            if counted:
-                missed = lines.count(None)
-                self.misses += missed
-                self.hits += len(lines) - missed
+            missed = lines.count(None)
+            self.misses += missed
+            self.hits += len(lines) - missed
         return lines
 
     def clear(self) -> None:
@@ -157,96 +153,8 @@ Fill = Callable[[Sequence[bytes], Sequence[bytes]], None]
 """Takes events, ids and lines, for the cache."""
 
 
-class CacheShare:
-    """Thread-safe. `store` names the log file map that the events belong to; None until home was heard.
-
-    Lines of one store are never given to who asks for another's: not after home's logs were exchanged, nor
-    where a port has come to another system.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self.cache = CacheEventStore(bytes_max)
-        self.store: bytes | None = None
-        self._filling = threading.Lock()
-
-    def belong_to(self, store: bytes) -> None:
-        """Forget what another store has put here."""
-        if store == self.store:
-            return
-        with self._filling:
-            self.store = None
-            self.cache.clear()
-            self.store = store
-
-    def get_many(self, store: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
-        lines = self.cache.get_many(keys)
-        # Looked at after the lines: had the store changed before, this would be another one already.
-        return lines if store == self.store else [None] * len(keys)
-
-    def put_many(self, store: bytes, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        with self._filling:
-            if store == self.store:
-                self.cache.put_many(keys, lines)
-
-
-ANNOUNCE_EVERY_S: Final = 1.0
-SILENT_S_MAX: Final = 3.0
-MEMBERS_MAX: Final = 256
-"""With home. More are refused: each costs the others a call in every lookup."""
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """`version` is another one with each change and over restarts of home; 0 where there are no caches."""
-
-    version: int = 0
-    caches: tuple[str, ...] = ()
-
-
-class Members:
-    """The cache processes, but those silent for more than SILENT_S_MAX. For many threads at once."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._heard: dict[str, float] = {}
-        self._lock = threading.Lock()
-        self._membership = Membership()
-
-    def announce(self, address: str) -> bool:
-        """A cache process is there. False: there are too many already."""
-        with self._lock:
-            self._forget_silent()
-            if address not in self._heard and len(self._heard) >= MEMBERS_MAX - 1:
-                return False
-            self._heard[address] = self._clock.monotonic()
-            self._renew()
-            return True
-
-    def leave(self, address: str) -> None:
-        with self._lock:
-            self._heard.pop(address, None)
-            self._renew()
-
-    def membership(self) -> Membership:
-        if self._heard:  # without a lock: the common case is one process
-            with self._lock:
-                self._forget_silent()
-        return self._membership
-
-    def _forget_silent(self) -> None:
-        now = self._clock.monotonic()
-        self._heard = {name: heard for name, heard in self._heard.items() if now - heard <= SILENT_S_MAX}
-        self._renew()
-
-    def _renew(self) -> None:
-        caches = tuple(sorted(self._heard))
-        if caches != self._membership.caches:
-            version = secrets.randbits(63) + 1 if caches else 0
-            self._membership = Membership(version, caches)
-
-
 QUEUE_BYTES_MAX: Final = 32 << 20
-"""Of each cache process."""
+"""For each of the others."""
 _MESSAGE_BYTES: Final = 2 << 20
 _MESSAGE_EVENTS_MAX: Final = 16_384
 _PUT_TIMEOUT_S: Final = 1.0
@@ -259,26 +167,21 @@ class Filling:
     def __init__(
         self,
         cache: CacheEventStore,
-        membership: Callable[[], Membership],
-        virtual_nodes: int,
-        store: bytes,
+        peers: Peers,
         network: Network = LOOPBACK,
     ) -> None:
         self._cache = cache
-        self._membership = membership
-        self._virtual_nodes = virtual_nodes
-        self._store = store
+        self._peers = peers
         self._network = network
         self._lock = threading.Lock()
-        self._known = Membership()
-        self._ring = Ring([HOME], virtual_nodes)
+        self._known = peers.membership()
         self._feeds: dict[str, _Feed] = {}
         self._dropped_before = 0  # by feeds that are closed
         self._sent_before = 0
         self._closed = False
 
     def status(self) -> dict[str, int]:
-        """Events that cache processes have taken, those that were not put anywhere, and what waits."""
+        """Events that others have taken, those that were not put anywhere, and what waits."""
         feeds = [*self._feeds.values()]
         return {
             "sent": self._sent_before + sum(feed.sent for feed in feeds),
@@ -288,21 +191,21 @@ class Filling:
 
     def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """Of an id that is there already, or twice in the batch, the first line stays."""
-        membership = self._membership()
+        membership = self._peers.membership()
         if membership is not self._known:
             self._follow(membership)
-        if not membership.caches:
+        here = self._peers.address
+        if membership.members == (here,):
             self._cache.put_many(keys, lines)
             return
-        ids = b"".join(keys)
-        ring, feeds = self._ring, self._feeds
-        for member, rows in ring.split(ids).items():
+        ids, feeds = b"".join(keys), self._feeds
+        for member, rows in membership.ring.split(ids).items():
             chosen = rows.tolist()
             part = list(map(lines.__getitem__, chosen))
             feed = feeds.get(member)
             if feed is not None:
                 feed.offer(take_ids(ids, rows), part)
-            elif member == HOME:
+            elif member == here:
                 self._cache.put_many(list(map(keys.__getitem__, chosen)), part)
 
     def close(self) -> None:
@@ -320,11 +223,11 @@ class Filling:
             old, self._feeds = (
                 self._feeds,
                 {
-                    address: self._feeds.get(address) or _Feed(address, self._store, self._network)
-                    for address in membership.caches
+                    address: self._feeds.get(address) or _Feed(address, self._network)
+                    for address in membership.members
+                    if address != self._peers.address
                 },
             )
-            self._ring = Ring([HOME, *membership.caches], self._virtual_nodes)
             self._known = membership
             for address in old.keys() - self._feeds.keys():
                 feed = old[address]
@@ -334,10 +237,9 @@ class Filling:
 
 
 class _Feed:
-    """Sends to one cache process, one message at a time, those that wait in order."""
+    """Sends to one event store, one message at a time, those that wait in order."""
 
-    def __init__(self, address: str, store: bytes, network: Network) -> None:
-        self._store = store
+    def __init__(self, address: str, network: Network) -> None:
         self._channel = network.open(address)
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
         self._sending = ThreadPoolExecutor(1, f"fill-{address}")
@@ -368,7 +270,7 @@ class _Feed:
         self._channel.close()
 
     def _put(self, ids: bytes, events: bytes) -> None:
-        request = eventstore_pb2.PutRequest(ids=ids, events=events, store=self._store)
+        request = eventstore_pb2.PutRequest(ids=ids, events=events, filled=True)
         taken = count = len(ids) // ID_BYTES
         try:
             self._stub.Put(request, timeout=_PUT_TIMEOUT_S)

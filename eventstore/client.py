@@ -10,52 +10,59 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.rules.ring import HOME, Ring
+from eventstore.rules.ring import Ring, version_of
 from photon.core.clock import Backoff, Pause
 from photon.core.columns import join_lines, split_lines, take_ids
-from photon.core.errors import UnavailableError
-from photon.core.fates import Found
+from photon.core.errors import PhotonError, UnavailableError
 from photon.core.ids import ID_BYTES
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import ask_status, to_photon_error
 
-CACHE_TIMEOUT_S: Final = 0.5
-"""A cache that takes longer is passed by: home has the answer."""
+OWNER_TIMEOUT_S: Final = 2.0
+"""One that takes longer is passed by: any other has the answer."""
+PUT_TIMEOUT_S: Final = 0.5
 ARRIVALS_S_MAX: Final = 30.0
-"""Home answers long before, if it can."""
+"""It answers long before, if it can."""
 _REFRESH_S: Final = 1.0
 _LEFT_OUT: Final = Backoff(0.5, 8.0)
+_VIRTUAL_NODES: Final = 64
+"""Until a member has told."""
 
 Rows = npt.NDArray[np.intp]
 
 
 class EventStoreClient:
-    """Asks the event store of a datacenter (paper 3.4). For many threads at once.
+    """Asks the event stores of a datacenter (paper 3.4). For many threads at once.
 
-    `address` is that of the home process. Where there are cache processes it tells of them, and lookups
-    are split by the ring: each owner is asked for its own, and home for what owners miss.
+    `addresses`: of some of them, at least one that is there; it tells of the others. Each can answer for all.
+    A lookup is split by the ring, so that each is asked for what its cache holds; where an owner does not
+    answer, another one is asked in its place.
     """
 
     def __init__(
         self,
-        address: str,
+        addresses: Sequence[str],
         timeout_s: float,
         now: Callable[[], float] = time.monotonic,
         network: Network = LOOPBACK,
     ) -> None:
-        self._address = address
+        assert not isinstance(addresses, str), "several addresses"
         self._timeout_s = timeout_s
         self._now = now
         self._network = network
-        self._channel = network.open(address)
-        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._view = _View(pb.MembersResponse(), {})
+        self._known = tuple(addresses)
+        self._view = _View(self._known, _VIRTUAL_NODES, {a: _Member(a, network, now) for a in self._known})
         self._lock = threading.Lock()
         self._refreshing = False
         self._next_refresh = float("-inf")
         self._closed = False
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the members, as far as is known."""
+        return self._view.ring.members
 
     def lookup(self, ids: bytes, timeout_s: float | None = None) -> tuple[bytes, list[bytes]]:
         """16 x N bytes -> core.fates.Found column and N lines without newline, b"" where not found.
@@ -65,115 +72,122 @@ class EventStoreClient:
         """
         deadline = self._now() + (self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
         view = self._view
-        if not view.caches:
-            return self._ask_home(ids, deadline)
-        if self._now() >= self._next_refresh:
-            self._refresh()
+        if len(view.members) == 1:
+            [member] = view.members.values()
+            return self._end(member, member.begin(pb.LookupRequest(ids=ids), deadline))
         return self._look_up_split(view, ids, deadline)
 
     def put(self, ids: bytes, lines: Sequence[bytes]) -> None:
         """Events (16 x N bytes, N lines without newline) into the caches of their owners. Best effort.
 
         For events that stand in a log already: they are found at once, before the log is read. Returns when
-        all have answered, after CACHE_TIMEOUT_S at most.
+        all have answered, after PUT_TIMEOUT_S at most.
         """
         view = self._view
         calls = []
-        for member, rows in view.ring.split(ids).items() if ids else ():
+        for address, rows in view.ring.split(ids).items() if ids else ():
             events = join_lines(list(map(lines.__getitem__, rows.tolist())))
-            request = pb.PutRequest(ids=take_ids(ids, rows), events=events, store=view.store)
-            cache = view.caches.get(member)
-            timeout_s = min(CACHE_TIMEOUT_S, self._timeout_s)
-            call = cache.begin("Put", request) if cache else _begin(self._stub.Put, request, timeout_s)
-            calls += [call] if call else []
-        for call in calls:
+            call = view.members[address].put(take_ids(ids, rows), events, min(PUT_TIMEOUT_S, self._timeout_s))
+            calls += [(view.members[address], call)] if call else []
+        for member, call in calls:
             with suppress(grpc.RpcError, grpc.FutureCancelledError, ValueError):
-                if call.result().version not in (0, view.version):
-                    self._refresh()
+                self._heed(member, call.result().version)
 
-    def arrivals(self, after: int, read_to_us: int) -> tuple[int, int, bytes]:
-        """The position now, up to about which time of events (us) the logs are read, and ids (16 x N bytes)
-        that lookups asked for before and that have arrived since.
+    def arrivals(self, address: str, after: int, read_to_us: int) -> tuple[int, int, bytes]:
+        """Of one member: the position now, up to about which time of events (us) the logs are read, and ids
+        (16 x N bytes) that lookups asked it for before and that have arrived since.
 
-        `after`, `read_to_us`: of the last answer, 0 at first. Waits for some seconds if nothing is new. The
+        `after`, `read_to_us`: of its last answer, 0 at first. Waits for some seconds if nothing is new. The
         call ends with `close`. UnavailableError, OverloadedError: ask again later.
         """
+        member = self._view.members.get(address)
+        if member is None:
+            raise UnavailableError(f"event store {address}: it is gone")
         request = pb.ArrivalsRequest(after=after, read_to_us=read_to_us)
         try:
-            response = self._stub.Arrivals(request, timeout=ARRIVALS_S_MAX)
+            response = member.stub.Arrivals(request, timeout=ARRIVALS_S_MAX)
         except grpc.RpcError as error:
-            raise to_photon_error(error, f"event store {self._address}") from error
+            self._refresh()
+            raise to_photon_error(error, f"event store {address}") from error
         except ValueError as error:
-            raise UnavailableError(f"event store {self._address}: this client is closed") from error
+            raise UnavailableError(f"event store {address}: this client is closed") from error
+        self._heed(member, response.version)
         return response.position, response.read_to_us, response.ids
 
     def status(self) -> dict[str, Any]:
-        """What the server says of itself. UnavailableError if it does not answer."""
-        return ask_status(
-            self._stub.Status, pb.StatusRequest(), self._timeout_s, f"event store {self._address}"
-        )
+        """What the first one says of itself. UnavailableError if it does not answer."""
+        address = self._known[0]
+        member = self._view.members.get(address) or _Member(address, self._network, self._now)
+        return ask_status(member.stub.Status, pb.StatusRequest(), self._timeout_s, f"event store {address}")
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        self._channel.close()
-        for cache in self._view.caches.values():
-            cache.close()
+        for member in self._view.members.values():
+            member.close()
 
-    def _ask_home(self, ids: bytes, deadline: float, missed: bool = False) -> tuple[bytes, list[bytes]]:
-        request = pb.LookupRequest(ids=ids, missed=missed)
+    def _end(self, member: "_Member", call: Any) -> tuple[bytes, list[bytes]]:
+        if call is None:
+            raise UnavailableError(f"event store {member.address}: this client is closed")
         try:
-            response = self._stub.Lookup(request, timeout=max(0.0, deadline - self._now()))
+            response = call.result()
         except grpc.RpcError as error:
-            raise to_photon_error(error, f"event store {self._address}") from error
-        if response.version != self._view.version:
             self._refresh()
+            raise to_photon_error(error, f"event store {member.address}") from error
+        self._heed(member, response.version)
         return response.outcomes, split_lines(response.events)
 
     def _look_up_split(self, view: "_View", ids: bytes, deadline: float) -> tuple[bytes, list[bytes]]:
-        """The caches side by side, home meanwhile for its own; then home for what was missed."""
+        """The owners side by side; in the place of one that does not answer, the others one by one."""
         outcomes = np.zeros(len(ids) // ID_BYTES, np.uint8)
         lines = np.full(len(outcomes), b"", object)
-
-        def take(rows: Rows, answer: tuple[bytes, list[bytes]]) -> None:
-            outcomes[rows] = np.frombuffer(answer[0], np.uint8)
-            lines[rows] = answer[1]
-
-        at_home: list[Rows] = []
-        asked = []
-        for member, rows in view.ring.split(ids).items():
-            cache = view.caches.get(member)
-            request = pb.LookupRequest(ids=take_ids(ids, rows), store=view.store)
-            call = cache.begin("Lookup", request, deadline) if cache else None
-            if cache is None or call is None:
-                at_home.append(rows)
-            else:
-                asked.append((cache, rows, call))
-        if at_home:
-            rows = np.concatenate(at_home)
-            take(rows, self._ask_home(take_ids(ids, rows), deadline))
-        missed: list[Rows] = []
-        for cache, rows, call in asked:
-            found = cache.end(call)
-            if found is None:
-                self._refresh()
-                missed.append(rows)
-            else:
-                take(rows, found)
-                missed.append(rows[np.frombuffer(found[0], np.uint8) != Found.FOUND])
-        if any(map(len, missed)):
-            rows = np.concatenate(missed)
-            take(rows, self._ask_home(take_ids(ids, rows), deadline, missed=True))
+        parts: list[tuple[Rows, str | None]] = [(rows, one) for one, rows in view.ring.split(ids).items()]
+        failed: set[str] = set()
+        error: PhotonError | None = None
+        while parts:
+            asked = []
+            for rows, owner in parts:
+                member = view.choose(owner, failed, self._now())
+                if member is None:
+                    raise error or UnavailableError("no event store answers; ask again later")
+                hurried = min(deadline, self._now() + OWNER_TIMEOUT_S)
+                last = len(failed) + 1 >= len(view.members)
+                request = pb.LookupRequest(ids=take_ids(ids, rows))
+                asked.append((rows, member, member.begin(request, deadline if last else hurried)))
+            parts = []
+            for rows, member, call in asked:
+                try:
+                    found = self._end(member, call)
+                except PhotonError as failure:
+                    member.left_out.failed(self._now())
+                    failed.add(member.address)
+                    parts.append((rows, None))
+                    error = failure
+                else:
+                    member.left_out.worked()
+                    outcomes[rows] = np.frombuffer(found[0], np.uint8)
+                    lines[rows] = found[1]
+            if parts and self._now() >= deadline:
+                assert error is not None
+                raise error
         return outcomes.tobytes(), lines.tolist()
 
-    def _refresh(self) -> None:
-        """Ask home for the members; the answer is taken up when it comes."""
+    def _heed(self, member: "_Member", version: int) -> None:
+        """Where it knows of other members, ask it for them."""
+        if version != self._view.version:
+            self._refresh(member)
+
+    def _refresh(self, member: "_Member | None" = None) -> None:
+        """Ask for the members, at most once a second; the answer is taken up when it comes."""
+        now = self._now()
         with self._lock:
-            if self._refreshing or self._closed:
+            if self._refreshing or self._closed or now < self._next_refresh:
                 return
             self._refreshing = True
-            self._next_refresh = self._now() + _REFRESH_S
-        call = _begin(self._stub.Members, pb.MembersRequest(), min(_REFRESH_S, self._timeout_s))
+            self._next_refresh = now + _REFRESH_S
+        if member is None:
+            member = self._view.choose(None, set(), now) or next(iter(self._view.members.values()))
+        call = member.call(member.stub.Members, pb.MembersRequest(), min(_REFRESH_S, self._timeout_s))
         if call is None:
             self._refreshing = False
         else:
@@ -183,71 +197,65 @@ class EventStoreClient:
         try:
             response = call.result()
         except (grpc.RpcError, grpc.FutureCancelledError):
-            response = None  # home is away: those that are known may still be there
+            response = None  # those that are known may still be there, and those that were known at first
         with self._lock:
             self._refreshing = False
             old = self._view
-            if (
-                response is None
-                or self._closed
-                or (old.version, old.store) == (response.version, response.store)
-            ):
+            addresses = {*old.members, *self._known} if response is None else set(response.members)
+            if self._closed or not addresses or addresses == old.members.keys():
                 return
-            caches = {
-                address: old.caches.get(address) or _Cache(self._network.open(address), self._now)
-                for address in response.caches
+            members = {
+                address: old.members.get(address) or _Member(address, self._network, self._now)
+                for address in sorted(addresses)
             }
-            self._view = _View(response, caches)
-            gone = [cache for name, cache in old.caches.items() if name not in self._view.caches]
-        for cache in gone:
-            cache.close()
+            virtual_nodes = response.virtual_nodes if response else old.ring.virtual_nodes
+            self._view = _View(tuple(members), max(1, virtual_nodes), members)
+            gone = [member for address, member in old.members.items() if address not in members]
+        for member in gone:
+            member.close()
 
 
 class _View:
-    """The members as home told of them last. Never changed: a lookup works with one from begin to end."""
+    """The members as one of them told last. Never changed: a lookup works with one from begin to end."""
 
-    def __init__(self, members: pb.MembersResponse, caches: dict[str, "_Cache"]) -> None:
-        self.version = members.version
-        self.store = members.store
-        self.ring = Ring([HOME, *members.caches], members.virtual_nodes or 1)
-        self.caches = caches
+    def __init__(self, addresses: Sequence[str], virtual_nodes: int, members: "dict[str, _Member]") -> None:
+        self.version = version_of(addresses)
+        self.ring = Ring(addresses, virtual_nodes)
+        self.members = members
+
+    def choose(self, owner: str | None, failed: set[str], now: float) -> "_Member | None":
+        """The owner, unless it is left out; else the next on that is not, or that has not failed just now."""
+        if owner is not None and self.members[owner].left_out.is_over(now):
+            return self.members[owner]
+        others = [member for address, member in self.members.items() if address not in failed]
+        return next((one for one in others if one.left_out.is_over(now)), next(iter(others), None))
 
 
-class _Cache:
-    """A cache process. One that fails is left out for a while, twice as long each time it fails again."""
+class _Member:
+    """An event store. One that fails is left out for a while, twice as long each time it fails again."""
 
-    def __init__(self, channel: grpc.Channel, now: Callable[[], float]) -> None:
+    def __init__(self, address: str, network: Network, now: Callable[[], float]) -> None:
+        self.address = address
         self._now = now
-        self._channel = channel
-        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._left_out = Pause(_LEFT_OUT)
+        self._channel = network.open(address)
+        self.stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
+        self.left_out = Pause(_LEFT_OUT)
 
-    def begin(self, call: str, request: Any, deadline: float = float("inf")) -> Any:
-        """The call under way; None while it is left out."""
-        now = self._now()
-        if not self._left_out.is_over(now):
+    def begin(self, request: pb.LookupRequest, deadline: float) -> Any:
+        """The call under way; None if the channel is closed."""
+        return self.call(self.stub.Lookup, request, max(0.001, deadline - self._now()))
+
+    def put(self, ids: bytes, events: bytes, timeout_s: float) -> Any:
+        """The same; None also while it is left out."""
+        if not self.left_out.is_over(self._now()):
             return None
-        # Half of the time at most: home is still to be asked.
-        timeout_s = max(0.001, min(CACHE_TIMEOUT_S, (deadline - now) / 2))
-        return _begin(getattr(self._stub, call), request, timeout_s)
+        return self.call(self.stub.Put, pb.PutRequest(ids=ids, events=events), timeout_s)
 
-    def end(self, call: Any) -> tuple[bytes, list[bytes]] | None:
-        """Outcomes and lines, as EventStoreClient.lookup has them; None if it did not answer."""
+    def call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:
-            response = call.result()
-        except (grpc.RpcError, grpc.FutureCancelledError):
-            self._left_out.failed(self._now())
+            return method.future(request, timeout=timeout_s)
+        except ValueError:
             return None
-        self._left_out.worked()
-        return response.outcomes, split_lines(response.events)
 
     def close(self) -> None:
         self._channel.close()
-
-
-def _begin(method: Any, request: Any, timeout_s: float) -> Any:
-    """The call under way; None if the channel is closed."""
-    try:
-        return method.future(request, timeout=timeout_s)
-    except ValueError:
-        return None

@@ -18,7 +18,8 @@ import numpy as np
 from eventstore.arrivals import Arrivals
 from eventstore.cache import CacheEventStore, Fill
 from eventstore.log_file_map import LogFileMap
-from eventstore.reader import Reader, ReadOn, first_lines
+from eventstore.read_on import ReadOn, first_lines
+from eventstore.reader import Reader
 from eventstore.rules.entries import Ints, Places
 from photon.core.clock import Clock
 from photon.core.columns import hash_ids, split_ids, take_ids
@@ -295,20 +296,13 @@ class EventLookup:
     cache_latency: Histogram = field(default_factory=lambda: Histogram(_FINEST_CACHE_US))
     logs_latency: Histogram = field(default_factory=Histogram)
 
-    def look_up(self, ids: bytes, missed: bool = False) -> tuple[bytes, list[bytes]]:
-        """16 x N bytes -> core.fates.Found column and N lines, b"" where not found. StorageError.
-
-        `missed`: their owners' caches were asked and are where misses are counted.
-        """
+    def look_up(self, ids: bytes) -> tuple[bytes, list[bytes]]:
+        """16 x N bytes -> core.fates.Found column and N lines, b"" where not found. StorageError."""
         keys = split_ids(ids)
         began = self.clock.monotonic()
-        lines = self.cache.get_many(keys, counted=not missed)
+        lines = self.cache.get_many(keys)
         cached = self.clock.monotonic()
         self.cache_latency.count((cached - began) * 1e6)
-        if missed and lines.count(None) < len(lines):
-            # Its owner is new and does not have it yet.
-            here = [row for row, line in enumerate(lines) if line is not None]
-            self.fill([keys[row] for row in here], [lines[row] or b"" for row in here])
         outcomes = bytearray(len(keys))
         if None in lines:
             self._look_into_logs(keys, lines, outcomes)

@@ -1,28 +1,25 @@
 """The reader of the primary logs: fills the log file map and the cache, in one thread (paper 3.4.1, 3.4.2).
 
-What it takes up is kept as a group until the map has it; then the cache gets it. While it catches up a group
-is many chunks: all that is done with a group is faster with many events at once.
-
-While the reader is behind (it catches up, the map was lost, the disk is full), what the map does not have
-may stand right behind what it has. A lookup reads that little, from where the map ends: of the file that
-its id's server wrote to last, else of the files that are behind. What was parsed is kept until the map has
-it, and parsing takes a small share of the time only: all of it is the reader's work, which comes anyway.
+What it takes up is kept as a group until the map has it; then the cache gets it, and the other event stores
+of the datacenter hear of it (eventstore/sharing.py). While it catches up a group is many chunks: all that is
+done with a group is faster with many events at once.
 """
 
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
 
+import msgspec
 import numpy as np
-from cachetools import LRUCache
 
 from eventstore.cache import Fill
 from eventstore.log_file_map import Counts, LogFileMap, Rows
+from eventstore.peers import Peers
 from eventstore.rules.entries import Ints
+from eventstore.sharing import Sharing
 from photon.core.clock import Backoff, Clock
 from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import CorruptStateError, StorageError
@@ -30,9 +27,9 @@ from photon.core.fates import Fate
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Logs
 from photon.core.status import Notices
-from photon.logs.files import Chunk, FileState, read_at, shown, whole_lines
+from photon.logs.files import Chunk, FileState, read_at, shown
 from photon.logs.follow import LogFollower
-from photon.logs.formats import JsonLines, PrimaryBatch
+from photon.logs.formats import JsonLines
 from photon.logs.text import ALL_READ, LINGER_S, Part, Text, gather
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
@@ -54,6 +51,8 @@ class _Group:
     files: list[Ints] = field(default_factory=list)
     starts: list[Ints] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
+    bad_files: list[int] = field(default_factory=list)
+    bad_starts: list[int] = field(default_factory=list)
     states: dict[int, FileState] = field(default_factory=dict)
     tails: set[int] = field(default_factory=set)
     bytes: int = 0
@@ -65,11 +64,17 @@ class _Group:
         lengths = np.fromiter(map(len, self.lines), np.int64, len(self.lines))
         return Rows(b"".join(self.ids), np.concatenate(self.files), np.concatenate(self.starts), lengths)
 
+    def malformed(self) -> Rows:
+        """Without ids and lengths."""
+        files = np.array(self.bad_files, np.int64)
+        return Rows(b"", files, np.array(self.bad_starts, np.int64), np.zeros(len(files), np.int64))
+
 
 @dataclass
 class Reader:
     """Use `start` and `stop`, or call `step` (tests). `on_failure` gets what no retry can mend; `on_read`, up
-    to about which time of events (us) all logs are read, or ALL_READ."""
+    to about which time of events (us) all logs are read, or ALL_READ. `peers`: the other event stores;
+    `on_followed` gets ids of events that one of them has read, once the map has them."""
 
     follower: LogFollower
     log_file_map: LogFileMap
@@ -82,6 +87,8 @@ class Reader:
     on_failure: Callable[[Exception], None] = lambda _: None
     wake: threading.Event = field(default_factory=threading.Event)
     on_read: Callable[[int], None] = lambda _: None
+    peers: Peers | None = None
+    on_followed: Callable[[Sequence[bytes]], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._stopping = threading.Event()
@@ -92,6 +99,10 @@ class Reader:
         self.caught_up = False
         """Every byte that the follower has seen is in map and cache; in a drain it has seen a log."""
         self._looked_at = float("-inf")
+        self._goal: tuple[float, dict[int, int]] | None = None
+        self._reached_at = float("-inf")
+        self.has_caught_up = False
+        """It was up to date once since the start."""
         self.positions = {state.number: state for state in self.log_file_map.states() if not state.gone}
         """How far the map knows each log; of one that is new, nothing. For other threads to look at."""
         self.storage_error: str | None = None
@@ -100,6 +111,10 @@ class Reader:
         self._newest: dict[int, int] = {}
         """The event time (us) up to which each log is read, while there is more: all advance together."""
         self.follower.order = lambda number: self._newest.get(number, 0)
+        self._sharing: Sharing | None = None
+        if self.peers is not None:
+            self._sharing = Sharing(self.peers, self.follower, self.clock, self._newest.__setitem__)
+            self.follower.leaves = self._sharing.leaves
 
     def start(self) -> None:
         self._thread.start()
@@ -119,23 +134,30 @@ class Reader:
         if self.log_file_map.flush_due:
             self._flush()
         group = self._group
-        for state in self.follower.scan_if_due():
+        changed = self.follower.scan_if_due()
+        for state in changed:
             group.states[state.number] = state
             self.positions.setdefault(state.number, state)
+        first = self._looked_at == float("-inf")
+        if self._sharing and (changed or first):
+            self._sharing.found(() if first else changed, self.positions)
         group.lost_bytes += self.follower.take_lost()
         looked_at = self.clock.monotonic()
         self.follower.poll()
         self.caught_up = self.caught_up and self.follower.caught_up
         self._looked_at = looked_at
+        worked = self._follow()
         while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
             parts, oversized = gather(self.follower, self.settings.chunk_bytes // 2)
             self.caught_up = self.caught_up and not (parts or oversized)
             if self._take(parts, oversized):
                 break
-        worked = bool(group.states)
-        if worked:
+        if group.states:
+            worked = True
             self._write()
         self.caught_up = self.follower.caught_up and self._in_sight()
+        self._note_goal(looked_at)
+        self.has_caught_up = self.has_caught_up or self.is_up_to_date
         self.on_read(self._read_to_us())
         self.unreadable = self.follower.unreadable
         if worked or self.clock.monotonic() >= self._next_unended:
@@ -151,10 +173,42 @@ class Reader:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Caught up, and it looked a moment ago: a process that stood still, or whose reader gets no CPU,
-        does not know what was written meanwhile. For other threads."""
+        """All that a look has found a moment ago is read: a process that stood still, or whose reader gets no
+        CPU, does not know what was written meanwhile. For other threads."""
         looked_at = self._looked_at  # before the other: what that look has found shows in it
-        return self.caught_up and self.clock.monotonic() - looked_at <= LOOKS_S_MAX
+        looked_at = looked_at if self.caught_up else self._reached_at
+        return self.clock.monotonic() - looked_at <= LOOKS_S_MAX
+
+    def _note_goal(self, looked_at: float) -> None:
+        """What others read comes a little later all the time, so there may be no moment without anything
+        unread: up to date is also who has read what a look of a moment ago has found. Not in a drain, which
+        has an end."""
+        if self.peers is None or not self.peers.others or self.caught_up or self.follower.drain:
+            self._goal = None
+        elif self._goal is None:
+            self._goal = looked_at, self.follower.unread_to()
+        elif self.follower.is_past(self._goal[1], {n: one.offset for n, one in self.positions.items()}):
+            self._reached_at, self._goal = self._goal[0], None
+
+    def _follow(self) -> bool:
+        """Take up what others have read; was there anything?"""
+        if self._sharing is None:
+            return False
+        followed = self._sharing.take(self.positions, self._group.states)
+        if not followed.states:
+            return False
+        rows, counts = followed.rows(), self.log_file_map.counts
+        events = len(rows.starts) if rows else 0
+        counts = msgspec.structs.replace(
+            counts,
+            primary_events=counts.primary_events + events,
+            malformed=counts.malformed + followed.malformed,
+        )
+        self.log_file_map.write(rows, followed.states.values(), counts)
+        self.positions |= followed.states
+        if rows:
+            self.on_followed(split_ids(rows.ids))
+        return True
 
     def _in_sight(self) -> bool:
         """False while logs that grow no more are to be read and none is there, as before a disk is mounted:
@@ -208,6 +262,8 @@ class Reader:
             self._parse(parts)
         if oversized is not None:
             group.letters.append(self._oversized(*oversized))
+            group.bad_files.append(oversized[0].number)
+            group.bad_starts.append(oversized[1].start)
             parts = [*parts, oversized]
         for file, chunk in parts:
             group.bytes += chunk.end - chunk.start
@@ -225,9 +281,13 @@ class Reader:
             DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *text.origin(bad.start))
             for bad in batch.malformed
         ]
+        numbers = np.array([file.number for file, _ in parts], np.int64)
+        if batch.malformed:
+            bad_starts = np.array([bad.start for bad in batch.malformed], np.int64)
+            group.bad_files += numbers[text.parts_of(bad_starts)].tolist()
+            group.bad_starts += text.offsets(bad_starts).tolist()
         if not batch.lines:
             return
-        numbers = np.array([file.number for file, _ in parts], np.int64)
         group.ids.append(batch.ids)
         group.lines += batch.lines
         group.starts.append(text.offsets(batch.starts))
@@ -253,12 +313,16 @@ class Reader:
         group, counts = self._group, self.log_file_map.counts
         rows = group.rows()
         repeats = self.log_file_map.write(rows, group.states.values(), self._with_letters(counts))
+        if self._sharing and self._sharing.is_followed:
+            self._sharing.tell(rows, self._read_in(group), group.malformed())
         self._group = _Group()
         for number, state in group.states.items():
             if state.gone:
                 self.positions.pop(number, None)
                 self.follower.forget(number)
                 self._newest.pop(number, None)
+                if self._sharing:
+                    self._sharing.forget(number)
             else:
                 self.positions[number] = state
         if rows is None:
@@ -269,6 +333,17 @@ class Reader:
             first[repeats] = False
             keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
         self.fill(keys, lines)
+
+    def _read_in(self, group: _Group) -> dict[int, tuple[int, FileState, int]]:
+        """By number, of each log: from where it was read, its state now, and up to which event time it is
+        read while there is more."""
+        more = {state.number for state in self.follower.growing()}
+        newest = {number: self._newest.get(number, 0) for number in more}
+        return {
+            number: (self.positions[number].offset, state, newest.get(number, 0))
+            for number, state in group.states.items()
+            if not state.gone and state.offset > self.positions[number].offset
+        }
 
     def _flush(self) -> None:
         """Make what was read durable; the dead letters before the map, which says where they end."""
@@ -289,136 +364,3 @@ class Reader:
             position.offset,
             counts.lost_bytes + group.lost_bytes,
         )
-
-
-FILES_LOOKED_AT_MAX: Final = 64
-"""At a lookup, of the files that no id points to; at the next one others have their turn."""
-_TAILS_HELD_MAX: Final = 8
-"""In times `read_on_bytes_max`."""
-_REST_FACTOR: Final = 10
-"""After it parsed for a time it rests for ten times as long."""
-
-
-@dataclass(slots=True)
-class _Tail:
-    """What stands in a file from `start` to `end`: the first line of each id."""
-
-    identity: tuple[int, int]
-    start: int
-    end: int
-    lines: dict[bytes, bytes] = field(default_factory=dict)
-
-    def size(self) -> int:
-        return self.end - self.start
-
-    def reaches(self, offset: int, bytes_max: int) -> bool:
-        return self.start <= offset <= min(self.end, self.start + bytes_max)
-
-
-@dataclass
-class ReadOn:
-    """For many threads at once; one reads at a time."""
-
-    reader: Reader
-    log_file_map: LogFileMap
-    log_format: JsonLines
-    bytes_max: int
-    clock: Clock
-    hits: int = 0
-    bytes_read: int = 0
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * self.bytes_max, getsizeof=_Tail.size)
-        self._turn = 0
-        self._rests_until = float("-inf")
-
-    def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The lines of those ids that it finds."""
-        if not self.bytes_max:
-            return {}
-        wanted = set(keys)
-        found: dict[bytes, bytes] = {}
-        with self._lock:
-            positions = self.reader.positions
-            budget = self.bytes_max
-            began = self.clock.monotonic()
-            resting = began < self._rests_until
-            before = self.bytes_read
-            for state in self._candidates(keys, positions):
-                tail = self._tail(state)
-                if budget > 0 and not resting:
-                    budget -= self._extend(tail, state, budget)
-                for key in wanted & tail.lines.keys():
-                    found[key] = tail.lines[key]
-                wanted -= found.keys()
-                if not wanted:
-                    break
-            if self.bytes_read > before:
-                now = self.clock.monotonic()
-                self._rests_until = now + _REST_FACTOR * (now - began)
-            self._forget(positions)
-            self.hits += len(found)
-        return found
-
-    def _candidates(self, keys: Sequence[bytes], positions: Mapping[int, FileState]) -> Iterator[FileState]:
-        """The files to read on in, the likely ones first."""
-        numbers = dict.fromkeys([*self.log_file_map.last_files(keys), *self._tails])
-        for number in numbers:
-            state = positions.get(number)
-            if state is not None and not state.gone:
-                yield state
-        others = [s for s in list(positions.values()) if not s.gone and s.number not in numbers]
-        start = self._turn = self._turn % max(1, len(others))
-        for state in (others[start:] + others[:start])[:FILES_LOOKED_AT_MAX]:
-            if _size(state) > state.offset:
-                yield state
-            else:
-                self._turn += 1
-
-    def _tail(self, state: FileState) -> _Tail:
-        """What is parsed already behind the map's end; a new one if the map is past it."""
-        tail = self._tails.get(state.number)
-        identity = (state.device, state.inode)
-        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self.bytes_max):
-            tail = self._tails[state.number] = _Tail(identity, state.offset, state.offset)
-        return tail
-
-    def _extend(self, tail: _Tail, state: FileState, budget: int) -> int:
-        """Parse on; the bytes that were read."""
-        data = _read(state, tail.end, min(budget, state.offset + self.bytes_max - tail.end))
-        if not data:
-            return 0
-        self.bytes_read += len(data)
-        whole = data[: whole_lines(data)]
-        if whole:
-            tail.lines = first_lines(self.log_format.parse_primary(whole)) | tail.lines
-            tail.end += len(whole)
-            self._tails[state.number] = tail  # of another size now
-        return len(data)
-
-    def _forget(self, positions: Mapping[int, FileState]) -> None:
-        """Tails that the map has by now."""
-        for number, tail in list(self._tails.items()):
-            state = positions.get(number)
-            if state is None or state.gone or state.offset >= tail.end:
-                del self._tails[number]
-
-
-def first_lines(batch: PrimaryBatch) -> dict[bytes, bytes]:
-    """The first line of each id."""
-    return dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
-
-
-def _size(state: FileState) -> int:
-    try:
-        return os.stat(state.path).st_size
-    except OSError:
-        return 0
-
-
-def _read(state: FileState, start: int, length: int) -> bytes:
-    """At most so many bytes; none if the file is another one by now or can't be read."""
-    with suppress(OSError):
-        return read_at(state.path, start, max(0, length), (state.device, state.inode))
-    return b""

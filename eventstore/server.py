@@ -1,5 +1,5 @@
-"""The processes of the EventStore: home, with reader, cache, log file map and logs store (paper 3.4), and a
-cache process, which holds a share of the CacheEventStore and is announced to home (paper 3.4.1).
+"""A process of the EventStore: reader, cache, log file map and logs store (paper 3.4). A datacenter may have
+several, all alike (eventstore/peers.py).
 
 Calls have columns in and columns out (photon/rpc/eventstore.proto), and errors as status codes.
 """
@@ -13,26 +13,27 @@ import grpc
 import msgspec
 
 from eventstore.arrivals import Arrivals
-from eventstore.cache import ANNOUNCE_EVERY_S, SILENT_S_MAX, CacheEventStore, CacheShare, Filling, Members
+from eventstore.cache import CacheEventStore, Filling
 from eventstore.log_file_map import LogFileMap
-from eventstore.lookup import EventLookup, LogsEventStore, bounded
-from eventstore.reader import Reader, ReadOn
+from eventstore.lookup import EventLookup, LogsEventStore
+from eventstore.peers import Peers
+from eventstore.read_on import ReadOn
+from eventstore.reader import Reader
 from eventstore.segments import LOADING_LETTERS, identity_of
 from photon.core.addresses import mistake
-from photon.core.clock import Background, Clock
+from photon.core.clock import Clock
 from photon.core.columns import join_lines, split_ids, split_lines
 from photon.core.disk import storage_errors
 from photon.core.errors import OverloadedError, PhotonError, UnavailableError
-from photon.core.fates import Found
 from photon.core.ids import ID_BYTES
 from photon.core.settings import MIB, Settings
-from photon.core.status import Histogram, Notices
+from photon.core.status import Notices
 from photon.logs.follow import LogFollower
 from photon.logs.formats import json_lines
 from photon.logs.writer import RotatingLog
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
-from photon.rpc.network import LOOPBACK, Network, failure_of
+from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["EventStore"].full_name
@@ -45,10 +46,12 @@ _DEAD_LETTER_FILE_BYTES_MAX: Final = 256 * MIB
 
 
 class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
-    """Home. Serves EventStore on `listen`, reads the logs that match `patterns`, keeps a map in `directory`.
+    """Serves EventStore on `listen`, reads the logs that match `patterns`, keeps a map in `directory`.
 
-    Malformed lines go to `dead_letters`/primary-NNNNNN.jsonl. `drain`: the logs will grow no more.
-    `on_fatal` gets, in the reader's thread, an error that only a restart or the user can mend.
+    `peers`: addresses of the datacenter's others; each reads a part of the logs. Malformed lines go to
+    `dead_letters`/primary-NNNNNN.jsonl, of the `number`th to primary-NUMBER-NNNNNN.jsonl. `drain`: the logs
+    will grow no more. `on_fatal` gets, in the reader's thread, an error that only a restart or the user can
+    mend.
     """
 
     def __init__(
@@ -62,26 +65,27 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         drain: bool = False,
         on_fatal: Callable[[BaseException], None] = lambda _: None,
         network: Network = LOOPBACK,
+        peers: Sequence[str] = (),
+        number: int = 0,
     ) -> None:
         """CorruptStateError, LockedError, SettingsError, StorageError, UsageError."""
         own = settings.eventstore
-        self._virtual_nodes = own.virtual_nodes
         listeners = _LISTENERS_A_DISPATCHER * settings.dispatcher.workers
         self._arrivals = Arrivals(listeners)
-        # Each that waits for arrivals has a thread; as many are left to lookups.
-        workers = _WORKERS + listeners
+        # Each that waits for arrivals or follows has a thread; as many are left to lookups. As many as are
+        # known here may come that are not.
+        workers = _WORKERS + listeners + 2 * max(1, len(peers))
         self._server = Server(listen, workers, in_flight_max=_IN_FLIGHT_MAX, network=network)
         self._map = LogFileMap(directory / "map", own, identity_of(settings))
         self._cache = CacheEventStore(own.cache_bytes)
         self._notices = Notices("eventstore")
         with storage_errors(dead_letters):
             (dead_letters / LOADING_LETTERS).unlink(missing_ok=True)  # of a load that was killed
-        self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)
-        self._members = Members(clock)
-        self._filling = Filling(
-            self._cache, self._members.membership, own.virtual_nodes, self._map.store, network
-        )
+        stem = f"primary-{number}" if number else "primary"
+        self._dead_letters = RotatingLog(dead_letters, stem, _DEAD_LETTER_FILE_BYTES_MAX)
         wake = threading.Event()
+        self._peers = Peers(listen, peers, own.virtual_nodes, clock, self._serves, wake.set, network)
+        self._filling = Filling(self._cache, self._peers, network)
         follower = LogFollower(
             patterns,
             directory / "spool",
@@ -105,6 +109,8 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
             on_fatal,
             wake,
             self._arrivals.read_to,
+            self._peers,
+            self._arrivals.arrive,
         )
         self._logs = LogsEventStore(self._map, lambda: json_lines(settings), self._notices.tell)
         self._read_on = ReadOn(self._reader, self._map, json_lines(settings), own.read_on_bytes_max, clock)
@@ -128,10 +134,12 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
     def start(self) -> None:
         """Serve and read. AddressInUseError if the port is taken."""
         self._server.start()
+        self._peers.start(self._server.listen)
         self._reader.start()
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Let lookups and the reader's transaction end. What is not on disk is read again next time."""
+        self._peers.stop()
         self._arrivals.close()
         self._server.stop(grace_s)
         self._reader.stop()
@@ -139,9 +147,13 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         self._dead_letters.close()
         self._map.close()
 
-    def lookup(self, ids: bytes, missed: bool = False) -> tuple[bytes, list[bytes]]:
+    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
         """As the Lookup call: core.fates.Found column and lines."""
-        return self._lookup.look_up(ids, missed)
+        return self._lookup.look_up(ids)
+
+    def _serves(self) -> bool:
+        """Whether it can be asked, and given logs to read."""
+        return self._reader.has_caught_up and self._reader.storage_error is None
 
     def status(self) -> dict[str, Any]:
         reader, cache, logs = self._reader, self._cache, self._logs
@@ -158,7 +170,9 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
                 "logs": self._lookup.logs_latency.status(),
             },
             "arrivals": {"awaited": self._arrivals.awaited, "arrived": self._arrivals.count},
-            "members": self._members.membership().caches,
+            "members": self._peers.membership().members,
+            "serves": self._serves(),
+            "peers": self._peers.status(),
             "fill": self._filling.status(),
             "map_bytes": self._map.disk_bytes,
             "map_entries": self._map.entries(),
@@ -173,17 +187,21 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
         _check_ids(request.ids, context)
         try:
-            outcomes, lines = self.lookup(request.ids, request.missed)
+            outcomes, lines = self.lookup(request.ids)
         except PhotonError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        version = self._members.membership().version
+        version = self._peers.membership().version
         return pb.LookupResponse(outcomes=outcomes, events=join_lines(lines), version=version)
 
     def Put(self, request: pb.PutRequest, context: grpc.ServicerContext) -> pb.PutResponse:
         lines = _check_put(request, context)
-        if request.store in (b"", self._map.store):
-            self._put(split_ids(request.ids), lines)
-        return pb.PutResponse(version=self._members.membership().version)
+        keys = split_ids(request.ids)
+        if request.filled:
+            self._cache.put_many(keys, lines)
+            self._arrivals.arrive(keys)
+        else:
+            self._put(keys, lines)
+        return pb.PutResponse(version=self._peers.membership().version)
 
     def _put(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """New events: the map has them, or they were sent past the logs."""
@@ -202,131 +220,23 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except UnavailableError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return pb.ArrivalsResponse(ids=ids, position=position, read_to_us=read_to_us)
+        version = self._peers.membership().version
+        return pb.ArrivalsResponse(ids=ids, position=position, read_to_us=read_to_us, version=version)
 
     def Members(self, request: pb.MembersRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
-        membership = self._members.membership()
+        membership = self._peers.membership()
         return pb.MembersResponse(
-            version=membership.version,
-            store=self._map.store,
-            caches=membership.caches,
-            virtual_nodes=self._virtual_nodes,
+            version=membership.version, members=membership.members, virtual_nodes=self._peers.virtual_nodes
         )
 
-    def Announce(self, request: pb.AnnounceRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
-        wrong = mistake(request.address)  # every client of home dials it
+    def Follow(self, request: pb.FollowRequest, context: grpc.ServicerContext) -> pb.FollowResponse:
+        wrong = mistake(request.address)  # all others are told to dial it
         if wrong is not None:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
-        if request.leaving:
-            self._members.leave(request.address)
-        elif not self._members.announce(request.address):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "there are too many cache processes")
-        return self.Members(pb.MembersRequest(), context)
+        return self._peers.answer(request)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
         return pb.StatusResponse(json=msgspec.json.encode(self.status()))
-
-
-_CACHE_WORKERS: Final = 4
-_CACHE_IN_FLIGHT_MAX: Final = 128
-_AGAIN_S: Final = 0.2  # after a failure: a busy home must not lose its members
-_CALL_TIMEOUT_S: Final = 1.0
-FINEST_US: Final = 1.0
-"""Lookups in memory are much shorter than what the histogram tells apart by default."""
-
-
-class CacheServer(eventstore_pb2_grpc.EventStoreServicer):
-    """Serves a share of the cache on `listen` and announces itself to the event store at `home`.
-
-    What it has is FOUND, all else is BEHIND: only home can tell what is absent.
-    """
-
-    def __init__(
-        self, settings: Settings, listen: str, home: str, clock: Clock, network: Network = LOOPBACK
-    ) -> None:
-        self._server = Server(listen, _CACHE_WORKERS, in_flight_max=_CACHE_IN_FLIGHT_MAX, network=network)
-        self._home = home
-        self._clock = clock
-        self._share = CacheShare(settings.eventstore.cache_bytes)
-        self._latency = Histogram(FINEST_US)
-        self._channel = network.open(home)
-        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._started = False
-        self._heard = float("-inf")
-        self._trouble: str | None = None
-        self._announcer = Background("announcer", self._announce)
-        self._server.serve_while(self._is_member)
-        self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, self, SERVICE_NAME)
-
-    @property
-    def listen(self) -> str:
-        """The address it serves on; after `start` with the port that was chosen for `:0`."""
-        return self._server.listen
-
-    def start(self) -> None:
-        """AddressInUseError if the port is taken. Home need not be there yet."""
-        self._server.start()
-        self._announcer.start()
-        self._started = True
-
-    def stop(self, grace_s: float = 5.0) -> None:
-        """Leave: home and its clients ask here no more. Then let calls under way end."""
-        self._server.drain()
-        self._announcer.stop()
-        if self._started:
-            self._announce(leaving=True)
-        self._server.stop(grace_s)
-        self._channel.close()
-
-    def status(self) -> dict[str, Any]:
-        return {
-            "home": self._home,
-            "member": self._is_member(),
-            "trouble": self._trouble,
-            "cache": self._share.cache.status(),
-            "latency_us": {"cache": self._latency.status()},
-        }
-
-    def _is_member(self) -> bool:
-        """Whether home sends who asks for primary events here, too."""
-        return self._clock.monotonic() - self._heard < SILENT_S_MAX
-
-    def _announce(self, leaving: bool = False) -> float:
-        """When it is to be done again, in seconds."""
-        request = pb.AnnounceRequest(address=self.listen, leaving=leaving)
-        try:
-            response = self._stub.Announce(request, timeout=_CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            self._trouble = f"home {self._home} does not answer: {failure_of(error)}"
-            return _AGAIN_S
-        self._share.belong_to(response.store)
-        self._heard, self._trouble = self._clock.monotonic(), None
-        return ANNOUNCE_EVERY_S
-
-    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
-        self._check_addressed(request.store, context)
-        _check_ids(request.ids, context)
-        began = self._clock.monotonic()
-        lines = self._share.get_many(request.store, split_ids(request.ids))
-        self._latency.count((self._clock.monotonic() - began) * 1e6)
-        outcomes, answer = bounded(lines, bytearray([Found.BEHIND * (line is None) for line in lines]))
-        return pb.LookupResponse(outcomes=outcomes, events=join_lines(answer))
-
-    def Put(self, request: pb.PutRequest, context: grpc.ServicerContext) -> pb.PutResponse:
-        self._check_addressed(request.store, context)
-        lines = _check_put(request, context)
-        self._share.put_many(request.store, split_ids(request.ids), lines)
-        return pb.PutResponse()
-
-    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
-        return pb.StatusResponse(json=msgspec.json.encode(self.status()))
-
-    def _check_addressed(self, store: bytes, context: grpc.ServicerContext) -> None:
-        if not store:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this process holds a share of the cache only; ask the event store at {self._home}",
-            )
 
 
 def _check_ids(ids: bytes, context: grpc.ServicerContext) -> None:

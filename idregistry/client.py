@@ -7,17 +7,18 @@ the newest sharding configuration known; what a shard calls misrouted is routed 
 
 import contextlib
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.routes import Part, Routes, segments_of
-from idregistry.rules.commands import Row, Standing
-from idregistry.rules.directory import name_mistake
+from idregistry.rules.commands import Row, Standing, Written
+from idregistry.rules.names import replica_mistake
 from idregistry.rules.packing import (
     INCARNATIONS_MAX,
     SCAN_S_MAX,
@@ -28,7 +29,6 @@ from idregistry.rules.packing import (
 from idregistry.rules.sharding import Configuration, unpack_configuration
 from idregistry.rules.surveys import Account, Scanned
 from photon.core.accounts import NOTHING, Sum, plus
-from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
 from photon.core.columns import take_ids, take_times
@@ -41,6 +41,7 @@ from photon.core.errors import (
     UsageError,
 )
 from photon.core.fates import Committed, Registered, Released
+from photon.raft.rules.placement import BEAT_EVERY_S, Group
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import ask_status
@@ -252,6 +253,47 @@ class RegistryClient:
         held: bool = self._rounds.ask_directory("Hold", pb.HoldRequest(name=name, release=True)).held
         return held
 
+    def beat(self, group: str, name: str, life: int, address: str, shares: int) -> Group:
+        """Say that a member of a group is there; whose its shares are. `life` grows with each start;
+        `shares`: how many there are, where the group is new. UsageError where a later life is there.
+        UnavailableError.
+        """
+        request = pb.BeatRequest(group=group, name=name, life=life, address=address, shares=shares)
+        return _group_of(self._rounds.ask_directory("Beat", request, BEAT_EVERY_S))
+
+    def drain(self, group: str, name: str, life: int = 0) -> Group:
+        """A member is to have no shares any more; with its `life`, it leaves at once.
+
+        UsageError if there is no such member. UnavailableError.
+        """
+        request = pb.DrainRequest(group=group, name=name, life=life)
+        return _group_of(self._rounds.ask_directory("Drain", request))
+
+    def write_share(
+        self,
+        group: str,
+        share: int,
+        sequencer: int,
+        rows: Mapping[bytes, bytes],
+        removed: Sequence[bytes] = (),
+        release: bool = False,
+        read: bool = False,
+    ) -> Written:
+        """Keep rows of a share, whose owner has that sequencer, and let go of it if it is to `release`; all
+        rows there are then, if it is to `read`. It may be called again. UsageError, UnavailableError."""
+        request = pb.WriteRequest(
+            group=group,
+            share=share,
+            sequencer=sequencer,
+            keys=list(rows.keys()),
+            values=list(rows.values()),
+            removed=removed,
+            release=release,
+            read=read,
+        )
+        done = self._rounds.ask_directory("Write", request)
+        return Written(done.stands, dict(zip(done.keys, done.values, strict=True)), done.written)
+
     def lease_holders(self) -> list[str]:
         """Addresses of the joiners whose leases run, as the nearest replica that answers has seen them
         renewed; it may be wrong by a lease where it has just started or is cut off. UnavailableError."""
@@ -421,7 +463,7 @@ def check_registry(home: Path, identity: str) -> None:
 
 def check_replica(name: str, raft_address: str, grpc_address: str) -> None:
     """UsageError for what can't be the name and the addresses of a replica."""
-    mistake = name_mistake(name) or address_mistake(raft_address) or address_mistake(grpc_address)
+    mistake = replica_mistake(name, raft_address, grpc_address)
     if mistake is not None:
         raise UsageError(mistake)
 
@@ -434,3 +476,10 @@ def _check(ids: bytes, times: bytes, token: bytes | None = None) -> None:
     mistake = columns_mistake(ids, times) or (token_mistake(token) if token is not None else None)
     if mistake is not None:
         raise ValueError(mistake)
+
+
+def _group_of(response: pb.GroupResponse) -> Group:
+    try:
+        return msgspec.msgpack.decode(response.group, type=Group)
+    except msgspec.DecodeError as error:
+        raise UnavailableError(f"registry: an answer that is not understood ({error})") from error

@@ -32,9 +32,9 @@ from idregistry.rules.directory import (
     Lease,
     Proposal,
     View,
-    iso_utc,
     shard_of_group,
 )
+from idregistry.rules.names import iso_utc
 from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.steward import DAY_US, Steward, hold_due, is_replaced
@@ -46,6 +46,8 @@ from photon.core.protocol import NEWEST
 from photon.core.settings import Registry
 from photon.raft.host import RaftHost
 from photon.raft.port import Members, Outcome, ReplicatedLog
+from photon.raft.rules import placement
+from photon.raft.rules.placement import MEMBER_LEASE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,18 @@ class Report:
     oldest_us: int | None
 
 
-Wanted = DirectoryCommand | Look | Report
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A member of a group is there; what it says stands in the log only if it is new. Answer: the Group."""
+
+    group: str
+    name: str
+    life: int
+    address: str
+    shares: int
+
+
+Wanted = DirectoryCommand | Look | Report | Beat
 
 
 class Coordinator:
@@ -264,6 +277,8 @@ class Coordinator:
         """When this replica first saw that replacement, or that there is none."""
         self._seen: dict[int, float] = {}
         """Incarnation -> when its last renewal was seen, monotonic seconds."""
+        self._heard: dict[tuple[str, str], float] = {}
+        """Group and member -> when it was heard last; while the directory is led here."""
 
     def holders(self) -> list[str]:
         """Addresses of those whose leases run, as this replica has seen them renewed. Any thread."""
@@ -285,6 +300,7 @@ class Coordinator:
         may_propose = self._steward.on_tick(log, self._state.view)
         if not log.is_leader:
             self.asks.send_elsewhere(log.leader)
+            self._heard.clear()
             return
         if not may_propose:
             return
@@ -310,6 +326,9 @@ class Coordinator:
         if isinstance(ask.what, Look):
             ask.answer(Settled(list(map(self._standing, ask.what.incarnations))))
             return
+        if isinstance(ask.what, Beat):
+            self._hear(log, ask, ask.what)
+            return
         what = self._hold(ask.what) if isinstance(ask.what, Report) else ask.what
         command = what if what is None else self._complete(what)
         if command is None or isinstance(command, Standing | Rejected):
@@ -317,6 +336,32 @@ class Coordinator:
         else:
             version = self._state.view.protocol
             log.propose(encode(command, version), lambda outcome: ask.answer(answer_to(outcome)))
+
+    def _hear(self, log: ReplicatedLog, ask: Ask[Wanted], beat: Beat) -> None:
+        self._heard[beat.group, beat.name] = self._clock.monotonic()
+        group = self._state.groups.get(beat.group)
+        member = None if group is None else group.members.get(beat.name)
+        if member is not None and member.life == beat.life:
+            ask.answer(Settled(group))
+            return
+        command = commands.Enter(
+            self._clock.now_us(), beat.group, beat.name, beat.life, beat.address, beat.shares
+        )
+        version = self._state.view.protocol
+        log.propose(encode(command, version), lambda outcome: ask.answer(answer_to(outcome)))
+
+    def _placement_due(self, now_us: int) -> commands.Leave | commands.Move | None:
+        """Who is not known to have been heard has been just now: the leader is new."""
+        now = self._clock.monotonic()
+        for name, group in self._state.groups.items():
+            heard = {one: self._heard.setdefault((name, one), now) for one in group.members}
+            live = {one for one, at in heard.items() if now - at <= MEMBER_LEASE_S * _LEASE_DRIFT}
+            step = placement.due(group, live)
+            if isinstance(step, placement.Leave):
+                return commands.Leave(now_us, name, step.name, step.life)
+            if step is not None:
+                return commands.Move(now_us, name, step.share, step.sequencer, step.to)
+        return None
 
     def _hold(self, report: Report) -> commands.Hold | None:
         present_us = self._state.holds.get(report.name)
@@ -426,7 +471,7 @@ class Coordinator:
             command = facts and _due_of_shards(log, view, view.configuration, facts, now_us)
             if command:
                 return command
-        return self._lease_to_forget(now_us)
+        return self._placement_due(now_us) or self._lease_to_forget(now_us)
 
     def _may_trim(self, configuration: Configuration) -> bool:
         """By the shards that are hosted here; the others are asked about where these do not hinder it."""

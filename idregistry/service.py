@@ -18,22 +18,22 @@ from concurrent.futures import TimeoutError as NotInTime
 from typing import Any, Final, NoReturn, Protocol
 
 import grpc
+import msgspec
 
-from idregistry.coordinator import Coordinator, Hosting, Look, Report, Wanted
+from idregistry.coordinator import Beat, Coordinator, Hosting, Look, Report, Wanted
 from idregistry.peers import to_wire
 from idregistry.rules import commands
-from idregistry.rules.directory import DirectoryState, Proposal, name_mistake
+from idregistry.rules.directory import ROWS_BYTES_MAX, DirectoryState, Proposal, size_of
+from idregistry.rules.names import name_mistake
 from idregistry.rules.packing import (
     INCARNATIONS_MAX,
     LEADER_DETAILS,
     SCAN_S_MAX,
-    TIME_BYTES,
     columns_mistake,
     segments_mistake,
     token_mistake,
 )
-from idregistry.rules.sharding import Route
-from idregistry.rules.surveys import Scanned, gone_joiners
+from idregistry.rules.surveys import gone_joiners
 from idregistry.shard import (
     Answer,
     Ask,
@@ -43,10 +43,11 @@ from idregistry.shard import (
     barrier,
     group_status,
 )
+from idregistry.wire import mistake_of, parts_of, route_of, row_of, scanned_to_wire
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX
-from photon.core.settings import IDENTITY_DIGEST_BYTES, MAIN_SET
+from photon.core.settings import IDENTITY_DIGEST_BYTES
 from photon.raft.port import Refusal, Refused, ReplicatedLog, Unknown
 from photon.raft.rules.members import MEMBERS_MAX
 from photon.rpc import idregistry_pb2 as pb
@@ -67,9 +68,6 @@ FENCES_WAITING_MAX: Final = 8
 
 LOOKUPS_MAX: Final = max(2, (os.cpu_count() or 1) // 2)
 """Lookups at a time; the next wait: the raft thread must have its turns of the interpreter."""
-
-LOOKUP_PART: Final = 4096
-"""Ids looked up in one go, with the interpreter's lock held."""
 
 SCANS_MAX: Final = 4
 """Scans at a time."""
@@ -175,14 +173,14 @@ class IdRegistryService(IdRegistryServicer):
         """Insert the absent ids; wait for the command they go into."""
         shard = self._asked(request, context, token_mistake(request.token))
         count = len(request.ids) // ID_BYTES
-        commit = commands.Commit(0, [request.token], [count], request.ids, request.times, [_route(request)])
+        commit = commands.Commit(0, [request.token], [count], request.ids, request.times, [route_of(request)])
         return self._answered(shard, commit, context)
 
     def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
         """Take out what a fenced incarnation's tokens hold, or what the holder itself gives back."""
         tokens, counts = list(request.tokens), list(request.counts)
         shard = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
-        routes = [_route(request)] * len(tokens)
+        routes = [route_of(request)] * len(tokens)
         release = commands.Release(0, tokens, counts, request.ids, request.times, routes, request.given_back)
         return self._answered(shard, release, context)
 
@@ -203,7 +201,7 @@ class IdRegistryService(IdRegistryServicer):
         try:
             # Before: what is applied shows.
             under_way = shard.log.unapplied() if request.tell_pending else []
-            outcomes = b"".join(shard.state.lookup(*part) for part in _parts(request))
+            outcomes = b"".join(shard.state.lookup(*part) for part in parts_of(request))
             outcomes = shard.pending.mark(outcomes, request.ids, under_way)
         finally:
             self._lookups.release()
@@ -229,7 +227,7 @@ class IdRegistryService(IdRegistryServicer):
             pieces = shard.state.scan()
             began = self._clock.monotonic()
             while context.is_active() and (piece := next(pieces, None)) is not None:
-                message = _to_wire(piece)
+                message = scanned_to_wire(piece)
                 drawn_s = self._clock.monotonic() - began
                 yield message
                 # Not more than half of a core's time: commits go first.
@@ -409,23 +407,59 @@ class IdRegistryService(IdRegistryServicer):
                 _mistake(context, mistake)
             self._ask(commands.Cancel(0, request.cancel), context)
             return pb.ReplaceResponse()
-        mistake = name_mistake(request.old) or _row_mistake(request.replica)
+        mistake = name_mistake(request.old) or mistake_of(request.replica)
         if mistake is not None:
             _mistake(context, mistake)
-        self._ask(commands.Replace(0, request.old, _row(request.replica)), context)
+        self._ask(commands.Replace(0, request.old, row_of(request.replica)), context)
         return pb.ReplaceResponse()
 
     def Set(self, request: pb.SetRequest, context: Context) -> pb.SetResponse:
         """Let a new set of replicas in, or give one up."""
         names = [request.retire] if request.retire else [row.set for row in request.add]
-        mistakes = [*map(name_mistake, names), *map(_row_mistake, request.add)]
+        mistakes = [*map(name_mistake, names), *map(mistake_of, request.add)]
         if (mistake := next(filter(None, mistakes), None)) is not None:
             _mistake(context, mistake)
         what: Wanted = commands.RetireSet(0, request.retire)
         if not request.retire:
-            what = commands.AddSet(0, tuple(_row(one) for one in request.add[: MEMBERS_MAX + 1]))
+            what = commands.AddSet(0, tuple(row_of(one) for one in request.add[: MEMBERS_MAX + 1]))
         self._ask(what, context)
         return pb.SetResponse()
+
+    def Beat(self, request: pb.BeatRequest, context: Context) -> pb.GroupResponse:
+        """A member of a group is there."""
+        mistake = name_mistake(request.group) or name_mistake(request.name)
+        if (mistake := mistake or address_mistake(request.address)) is not None:
+            _mistake(context, mistake)
+        beat = Beat(request.group, request.name, request.life, request.address, request.shares)
+        return pb.GroupResponse(group=msgspec.msgpack.encode(self._ask(beat, context)))
+
+    def Drain(self, request: pb.DrainRequest, context: Context) -> pb.GroupResponse:
+        """A member is to have no shares any more, or leaves."""
+        if (mistake := name_mistake(request.group) or name_mistake(request.name)) is not None:
+            _mistake(context, mistake)
+        what: commands.Leave | commands.Drain = commands.Drain(0, request.group, request.name)
+        if request.life:
+            what = commands.Leave(0, request.group, request.name, request.life)
+        return pb.GroupResponse(group=msgspec.msgpack.encode(self._ask(what, context)))
+
+    def Write(self, request: pb.WriteRequest, context: Context) -> pb.WriteResponse:
+        """The owner of a share writes what is to be kept of it."""
+        if len(request.keys) != len(request.values):
+            _mistake(context, f"{len(request.keys)} keys and {len(request.values)} values")
+        if (mistake := name_mistake(request.group)) is not None:
+            _mistake(context, mistake)
+        rows = dict(zip(request.keys, request.values, strict=True))
+        if (size := size_of([*request.keys, *request.values, *request.removed])) > ROWS_BYTES_MAX:
+            _mistake(context, f"{size} bytes of rows; a share has {ROWS_BYTES_MAX} at most")
+        write = commands.Write(
+            0, request.group, request.share, request.sequencer, rows, tuple(request.removed), request.release
+        )
+        done = self._ask(write, context)
+        response = pb.WriteResponse(stands=done.stands, written=done.written)
+        if request.read:
+            response.keys.extend(done.rows.keys())
+            response.values.extend(done.rows.values())
+        return response
 
     def _ask(self, what: Wanted, context: Context) -> Any:
         """What the directory's command was answered; aborts where it was not applied or was rejected."""
@@ -530,6 +564,7 @@ class IdRegistryService(IdRegistryServicer):
             "intervals": [[interval.start_us, len(interval.shards)] for interval in intervals],
             "sets": {name: {"shards": shards_of(name), "retiring": name in view.retiring} for name in sets},
             "members": {name: row.grpc for name, row in self._hosting.rows.items()},
+            "groups": {name: group.told() for name, group in self._state.groups.items()},
             "shards_expected": sorted(n for n in view.founders if view.hosts(self._log.status().node, n)),
             "gone_joiners": self._gone_joiners(),
         }
@@ -543,41 +578,6 @@ class IdRegistryService(IdRegistryServicer):
             held += shard.state.held_by(vanished.keys())
         leased = {lease.address for lease in dict(self._state.leases).values()}
         return gone_joiners(vanished, leased, held)
-
-
-def _row(replica: pb.Replica) -> commands.Row:
-    name = replica.set or MAIN_SET
-    return commands.Row(replica.name, replica.raft_host, replica.raft_port, replica.grpc, name)
-
-
-def _row_mistake(replica: pb.Replica) -> str | None:
-    host = f"[{replica.raft_host}]" if ":" in replica.raft_host else replica.raft_host
-    raft, grpc_address = f"{host}:{replica.raft_port}", replica.grpc
-    return name_mistake(replica.name) or address_mistake(raft) or address_mistake(grpc_address)
-
-
-def _parts(request: pb.LookupRequest) -> Iterator[tuple[bytes, bytes]]:
-    """Its ids and times, LOOKUP_PART at a time."""
-    ids, times = request.ids, request.times  # each a copy of the whole field
-    for start in range(0, len(ids) // ID_BYTES, LOOKUP_PART):
-        end = start + LOOKUP_PART
-        yield ids[ID_BYTES * start : ID_BYTES * end], times[TIME_BYTES * start : TIME_BYTES * end]
-
-
-def _to_wire(scanned: Scanned) -> pb.ScanResponse:
-    return pb.ScanResponse(
-        ids=scanned.ids,
-        times=scanned.times,
-        holders=scanned.holders,
-        holder_of=scanned.holder_of.tobytes(),
-        token_times=scanned.token_times.tobytes(),
-        boundary_us=scanned.boundary_us,
-        guards=scanned.guards,
-    )
-
-
-def _route(request: pb.CommitRequest | pb.ReleaseRequest) -> Route:
-    return Route(request.route.known_us, request.route.guard)
 
 
 def _check_count(incarnations: Sequence[int], context: Context) -> None:

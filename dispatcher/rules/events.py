@@ -36,7 +36,8 @@ class Events:
     ids, primary_ids: 16 x N bytes; times: 8 x N bytes; lines: N, without newlines;
     tries (N,) uint32: number of "primary absent" answers; sends (N,) uint32: number of sends (early retries
     that failed count in neither);
-    first_seen (N,) int64: when it was first read, us; offsets (N,) int64: of its line in its file;
+    first_seen (N,) int64: when it was first read, us; files (N,) uint32, offsets (N,) int64: the number of
+    its file, and where in it its line is;
     names: file names; name_from: row i stood in names[j], j the last with name_from[j] <= i.
     """
 
@@ -47,6 +48,7 @@ class Events:
     tries: npt.NDArray[np.uint32]
     sends: npt.NDArray[np.uint32]
     first_seen: npt.NDArray[np.int64]
+    files: npt.NDArray[np.uint32]
     offsets: npt.NDArray[np.int64]
     names: Sequence[str]
     name_from: Sequence[int]
@@ -75,6 +77,7 @@ class Events:
             self.tries[rows],
             self.sends[rows],
             self.first_seen[rows],
+            self.files[rows],
             self.offsets[rows],
             [self.name(row) for row in chosen] if len(self.names) > 1 else self.names,
             range(len(chosen)) if len(self.names) > 1 else self.name_from,
@@ -94,6 +97,7 @@ def concat(parts: Sequence[Events]) -> Events:
         np.concatenate([part.tries for part in parts]),
         np.concatenate([part.sends for part in parts]),
         np.concatenate([part.first_seen for part in parts]),
+        np.concatenate([part.files for part in parts]),
         np.concatenate([part.offsets for part in parts]),
         [name for part in parts for name in part.names],
         [start + row for start, part in zip(starts, parts, strict=True) for row in part.name_from],
@@ -109,7 +113,9 @@ def take_lines(lines: list[bytes], rows: list[int]) -> list[bytes]:
 
 _NO_COUNTS: Final = np.zeros(0, np.uint32)
 _NO_TIMES: Final = np.zeros(0, np.int64)
-NO_EVENTS: Final = Events(b"", b"", b"", [], _NO_COUNTS, _NO_COUNTS, _NO_TIMES, _NO_TIMES, [""], [0])
+NO_EVENTS: Final = Events(
+    b"", b"", b"", [], _NO_COUNTS, _NO_COUNTS, _NO_TIMES, _NO_COUNTS, _NO_TIMES, [""], [0]
+)
 
 
 KEY_BYTES: Final = 16
@@ -122,6 +128,7 @@ _HEAD: Final = np.dtype(
         ("time", "<i8"),
         ("first_seen", "<i8"),
         ("offset", "<i8"),
+        ("file", "<u4"),
         ("tries", "<u4"),
         ("sends", "<u4"),
         ("name_bytes", "<u4"),
@@ -165,10 +172,17 @@ def pack_values(events: Events) -> list[bytes]:
     head["time"] = np.frombuffer(events.times, "<i8")
     head["first_seen"] = events.first_seen
     head["offset"] = events.offsets
+    head["file"] = events.files
     head["tries"] = events.tries
     head["sends"] = events.sends
     head["name_bytes"] = np.fromiter(map(len, row_names), np.uint32, count)
     return list(map(b"".join, zip(_split(head, HEAD_BYTES), row_names, events.lines, strict=True)))
+
+
+def unpack_places(values: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Of N values of entries: Events.files and .offsets."""
+    head = np.frombuffer(b"".join([value[:HEAD_BYTES] for value in values]), _HEAD)
+    return head["file"].copy(), head["offset"].copy()
 
 
 def unpack_values(values: Sequence[bytes]) -> Events:
@@ -185,6 +199,7 @@ def unpack_values(values: Sequence[bytes]) -> Events:
         tries=head["tries"].copy(),
         sends=head["sends"].copy(),
         first_seen=head["first_seen"].copy(),
+        files=head["file"].copy(),
         offsets=head["offset"].copy(),
         names=[value[HEAD_BYTES:end].decode() for value, end in zip(values, ends, strict=True)],
         name_from=range(len(values)),

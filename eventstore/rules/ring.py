@@ -1,4 +1,4 @@
-"""Which member of the CacheEventStore owns an event: consistent hashing (paper 3.4.1, its [17]). Pure.
+"""Which event store owns an event, or a log: consistent hashing (paper 3.4.1, its [17]). Pure.
 
 Each member has `virtual_nodes` places on a ring of 64-bit hashes; an id belongs to the first place at or
 after its own hash. So a member that comes or goes moves its own share and nothing else.
@@ -13,8 +13,13 @@ import numpy.typing as npt
 
 from photon.core.columns import hash_ids
 
-HOME: Final = "home"
-"""The name of the home process on the ring, whatever address it is reached by."""
+_VERSION_BYTES: Final = 8
+
+
+def version_of(members: Sequence[str]) -> int:
+    """The same of the same members, in whatever order; never 0."""
+    names = "\n".join(sorted(members)).encode()
+    return int.from_bytes(hashlib.blake2b(names, digest_size=_VERSION_BYTES).digest(), "big") | 1
 
 
 class Ring:
@@ -23,6 +28,7 @@ class Ring:
     def __init__(self, members: Sequence[str], virtual_nodes: int) -> None:
         assert members, "a ring has a member"
         self.members = tuple(sorted(set(members)))
+        self.virtual_nodes = virtual_nodes
         places = np.array([_places(member, virtual_nodes) for member in self.members], np.uint64)
         owners = np.repeat(np.arange(len(self.members)), virtual_nodes)
         order = np.argsort(places.ravel(), kind="stable")

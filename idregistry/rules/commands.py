@@ -5,7 +5,7 @@ columns of all segments of a COMMIT stand together, so that a batch of many smal
 Decoding is strict: what is not exactly a command is a CommandError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -244,6 +244,56 @@ class Raise(_Command, frozen=True):
     version: int
 
 
+class Enter(_Command, frozen=True):
+    """A member of a group is there, or a new life of it; `shares`: how many the group has if it is new.
+
+    Answer: the Group, or Rejected.
+    """
+
+    group: str
+    name: str
+    life: int
+    address: str
+    shares: int
+
+
+class Leave(_Command, frozen=True):
+    """That life of a member has no shares any more. Answer: the Group, or Rejected."""
+
+    group: str
+    name: str
+    life: int
+
+
+class Drain(_Command, frozen=True):
+    """A member is to have no shares, until it is started anew. Answer: the Group, or Rejected."""
+
+    group: str
+    name: str
+
+
+class Move(_Command, frozen=True):
+    """A share, if it still has that sequencer, is to be that member's. Answer: bool."""
+
+    group: str
+    share: int
+    sequencer: int
+    to: str
+
+
+class Write(_Command, frozen=True):
+    """The owner of a share writes and removes rows of it, and lets go of it if it `release`s. Nothing is done
+    where the sequencer is not the present one. Answer: Written, or Rejected.
+    """
+
+    group: str
+    share: int
+    sequencer: int
+    rows: dict[bytes, bytes]
+    removed: tuple[bytes, ...]
+    release: bool
+
+
 DirectoryCommand = (
     Found
     | Propose
@@ -262,7 +312,22 @@ DirectoryCommand = (
     | RetireSet
     | DropSet
     | Raise
+    | Enter
+    | Leave
+    | Drain
+    | Move
+    | Write
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`stands`: it was done. `rows`: all that is kept of the share now; `written`: under which sequencer that
+    was written before."""
+
+    stands: bool
+    rows: Mapping[bytes, bytes]
+    written: int
 
 
 @dataclass(frozen=True, slots=True)

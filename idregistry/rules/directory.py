@@ -1,4 +1,4 @@
-"""The directory (group 0): sharding configuration, replicas, leases, fences. Pure and deterministic.
+"""The directory (group 0): sharding configuration, replicas, leases, fences, placement. Pure, deterministic.
 
 Resharding goes in two phases (paper 2.2.2, made safe against late commits): Propose; every shard prepares,
 which closes it for events from the new start on, and says whether it holds none from there; then Adopt, or
@@ -6,16 +6,15 @@ Abandon. So when the table changes, no id of the new interval is registered anyw
 is never used twice: a shard that was retired and comes again is a new group.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 
 from idregistry.rules import commands
-from idregistry.rules.commands import CommandError, Mismatched, Rejected, Row, decode_directory
+from idregistry.rules.commands import CommandError, Mismatched, Rejected, Row, Written, decode_directory
+from idregistry.rules.names import iso_utc
 from idregistry.rules.sets import spread
 from idregistry.rules.sharding import (
     BEGINNING,
@@ -29,7 +28,9 @@ from idregistry.rules.sharding import (
 from photon.core.errors import CorruptStateError
 from photon.core.protocol import OLDEST, is_read, not_read
 from photon.core.settings import MAIN_SET
+from photon.raft.rules import placement
 from photon.raft.rules.members import MEMBERS_MAX
+from photon.raft.rules.placement import SHARES_MAX, Group
 
 DIRECTORY_GROUP: Final = 0
 
@@ -138,6 +139,18 @@ def shard_of_group(group: int) -> tuple[int, int]:
 LEASES_MAX: Final = 10_000
 """At a time: those that ran out go soon (idregistry.coordinator)."""
 HOLDS_MAX: Final = 10_000
+GROUPS_MAX: Final = 1024
+ROWS_BYTES_MAX: Final = 1 << 20
+"""Kept of a share; so all of it fits into a command."""
+_PIECE_BYTES: Final = 8
+"""What a key or a value takes beside its own bytes, at most."""
+
+
+def size_of(pieces: Iterable[bytes]) -> int:
+    """Bytes of keys and values in a command: many that are empty take room, too."""
+    return sum(len(piece) + _PIECE_BYTES for piece in pieces)
+
+
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -156,6 +169,10 @@ class _Kept(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=Fals
     """Incarnation -> address, where the lease ran out long ago and nobody has dismissed or fenced it."""
     holds: dict[str, int] = {}
     """Dispatcher -> the event time that the boundary must not pass for it."""
+    groups: dict[str, Group] = {}
+    """Who does which part of what. Replaced, not changed: other threads read it."""
+    rows: dict[str, dict[bytes, bytes]] = {}
+    """What is kept of each share, by group and number; each replaced, not changed."""
 
 
 class DirectoryState(_Kept, dict=True, eq=False):
@@ -185,6 +202,11 @@ class DirectoryState(_Kept, dict=True, eq=False):
             commands.RetireSet: self._retire_set,
             commands.DropSet: self._drop_set,
             commands.Raise: self._raise,
+            commands.Enter: self._enter,
+            commands.Leave: self._leave,
+            commands.Drain: self._drain,
+            commands.Move: self._move,
+            commands.Write: self._write,
         }
 
     def apply(self, command: bytes) -> object:
@@ -402,6 +424,67 @@ class DirectoryState(_Kept, dict=True, eq=False):
         self.view = replace(self.view, protocol=command.version)
         return True
 
+    def _enter(self, command: commands.Enter) -> Group | Rejected:
+        present = self.groups.get(command.group)
+        if present is None and len(self.groups) >= GROUPS_MAX:
+            return Rejected(f"there are {GROUPS_MAX} groups")
+        if not 1 <= command.shares <= SHARES_MAX:
+            return Rejected(f"{command.shares} shares; a group has 1 to {SHARES_MAX}")
+        group = placement.entered(
+            present or placement.founded(command.shares), command.name, command.life, command.address
+        )
+        if group is None:
+            return Rejected(
+                f"a later life of {command.name} is there, or {command.group} has too many members: is it "
+                "started twice?"
+            )
+        return self._put_group(command.group, group)
+
+    def _leave(self, command: commands.Leave) -> Group | Rejected:
+        if (group := self.groups.get(command.group)) is None:
+            return Rejected(f"there is no group {command.group}")
+        return self._put_group(
+            command.group, placement.left(group, placement.Leave(command.name, command.life))
+        )
+
+    def _drain(self, command: commands.Drain) -> Group | Rejected:
+        group = self.groups.get(command.group)
+        drained = None if group is None else placement.drained(group, command.name)
+        if drained is None:
+            names = ", ".join(sorted(group.members)) if group else "no such group"
+            return Rejected(f"{command.group} has no member {command.name} ({names})")
+        return self._put_group(command.group, drained)
+
+    def _move(self, command: commands.Move) -> bool:
+        group = self.groups.get(command.group)
+        if group is None:
+            return False
+        after = placement.moved(group, placement.Move(command.share, command.sequencer, command.to))
+        self._put_group(command.group, after)
+        return after is not group
+
+    def _write(self, command: commands.Write) -> Written | Rejected:
+        group, number = self.groups.get(command.group), command.share
+        if group is None or not group.stands(number, command.sequencer):
+            return Written(False, {}, 0)
+        key, before = f"{command.group}/{number}", group.shares[number].written
+        rows = self.rows.get(key, {})
+        if command.rows or command.removed:
+            rows = {k: v for k, v in rows.items() if k not in command.removed} | command.rows
+            if size_of([*rows, *rows.values()]) > ROWS_BYTES_MAX:
+                return Rejected(f"more than {ROWS_BYTES_MAX} bytes are to be kept of share {key}")
+            self.rows = self.rows | {key: rows}
+            group = placement.written(group, number)
+        if command.release:
+            group = placement.released(group, number)
+        self._put_group(command.group, group)
+        return Written(True, rows, before)
+
+    def _put_group(self, name: str, group: Group) -> Group:
+        if self.groups.get(name) is not group:
+            self.groups = self.groups | {name: group}
+        return group
+
     def _hold(self, command: commands.Hold) -> bool | Rejected:
         holds, name = dict(self.holds), command.name
         if command.oldest_us is None:
@@ -505,32 +588,3 @@ def _no_set(view: View, rows: Sequence[Row]) -> str | None:
         return f"there are {len(view.replicas)} replicas; all sets may have {MEMBERS_MAX}"
     used = sorted(row.name for row in rows if row.name in view.replicas or row.name in view.removed)
     return f"'{used[0]}' is or was a replica's name: give names never used before" if used else None
-
-
-# Names and times as strangers give them, and as messages show them.
-
-NAME_CHARS_MAX: Final = 64
-
-_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
-"""A name is a directory's too: none is `..`, and none begins as an option does."""
-_SHOWN_CHARS_MAX: Final = 300
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def name_mistake(name: str) -> str | None:
-    """What is wrong with the name of a replica or a dispatcher, or None."""
-    if _NAME.fullmatch(name):
-        return None
-    shown = name if len(name) <= _SHOWN_CHARS_MAX else f"{name[:_SHOWN_CHARS_MAX]}..."
-    return (
-        f"{shown!r} is no name of a process: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or "
-        "'-', the first a letter or digit"
-    )
-
-
-def iso_utc(time_us: int) -> str:
-    """us since 1970 -> ISO 8601 in UTC. The same on every machine, for any number."""
-    try:
-        return (_EPOCH + timedelta(microseconds=time_us)).isoformat()
-    except OverflowError:
-        return f"{time_us} us since 1970"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from idregistry.client import RegistryAt
     from spark.backfill.job import Place
 
+_COPIES: Final = "copies"
+"""Of Kafka topics and tables."""
 TASK_TRIES: Final = 4
 """Spark's own number on a cluster; locally it would give up at the first."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -31,8 +33,8 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 
 
 @click.command("backfill")
-@logs_option("primary")
-@logs_option("foreign")
+@logs_option("primary", sources="Kafka, CSV, Parquet")
+@logs_option("foreign", sources="Kafka, CSV, Parquet")
 @path_option("--out", required=True, help="The --out of `photon join`.")
 @work_option("Work directory of the run; without --registry OUT/.photon, where that is there.")
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
@@ -69,7 +71,9 @@ def command(
     or killed is resumed by the same command.
     """
     from photon.cluster.preflight import check_not_matched
-    from spark.backfill.job import Place
+    from photon.connect.importer import copy_all, patterns_of
+    from photon.connect.uris import is_known_source
+    from spark.backfill.job import Phase, Place
 
     if not _NAME.fullmatch(datacenter):
         raise UsageError(f"--datacenter '{datacenter}': letters, digits, '.', '_' and '-' only")
@@ -82,7 +86,10 @@ def command(
         place.letters / "foreign-backfill-000000.jsonl",
         place.staging / "joined-000000.jsonl",
     )
-    check_not_matched([*primary, *foreign], written, "this backfill")
+    given, copies = {"primary": primary, "foreign": foreign}, place.home / _COPIES
+    # Other URIs are Spark's to read.
+    logs = {side: patterns_of(copies, side, texts, is_known_source) for side, texts in given.items()}
+    check_not_matched([*logs["primary"], *logs["foreign"]], written, "this backfill")
     if not abandon:
         from spark.options import check_requirements
 
@@ -93,7 +100,12 @@ def command(
         from spark.backfill.run import Order, backfill
         from spark.session import open_session
 
-        order = Order(primary, foreign, place, output_format, asked.registry, settings)
+        job = place.load()
+        if job is None or job.phase is Phase.DONE:  # what an unfinished one reads does not change
+            for side, texts in given.items():
+                copy_all(filter(is_known_source, texts), side, copies, settings, notice)
+        patterns = tuple(logs["primary"]), tuple(logs["foreign"])
+        order = Order(*patterns, place, output_format, asked.registry, settings)
         with working("joining"):
             summary = backfill(order, lambda: open_session(_patient(spark)), notice, _checkpoint)
     _print(summary, place, as_json)

@@ -1,12 +1,13 @@
-"""`photon dispatcher init`: where the dispatchers begin to read (paper 3.2.2)."""
+"""`photon dispatcher init`: where the dispatchers begin to read (paper 3.2.2); `photon drain`."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from photon.cli.options import config_option, work_option
-from photon.cluster.registry_access import notice
+from photon.cluster.registry_access import Named, notice
 from photon.cluster.topology import find_system
 from photon.core.errors import PhotonError, UsageError
 
@@ -94,7 +95,7 @@ def _where(
     pipelines = topology.pipelines if datacenter is None else [topology.pipeline(datacenter)]
     if not pipelines:
         raise UsageError(f"{config} names no dispatchers: add [datacenters.NAME]")
-    places = [(p.home("dispatcher"), topology.foreign_of(p), len(p.dispatchers)) for p in pipelines]
+    places = [(p.home("dispatcher"), topology.foreign_of(p), topology.shares_of(p)) for p in pipelines]
     return topology.settings, places
 
 
@@ -118,3 +119,44 @@ def _of_new_run(
     names = list(known) if datacenter is None else [datacenter]
     patterns = [str(Path.cwd() / pattern) for pattern in foreign]
     return settings, [(work.absolute() / name / "dispatcher", patterns, known[name]) for name in names]
+
+
+_DRAIN_S: Final = 60.0
+_POLL_S: Final = 0.2
+
+
+@click.command("drain")
+@click.argument("dispatcher")
+@config_option("Settings (photon.toml) that name the system.")
+def drain(dispatcher: str, config: Path | None) -> None:
+    """Give the shares of a dispatcher (`dispatcher-east-1`, as `photon status` names it) to the others of its
+    datacenter, and return when it has none.
+
+    It gets none again until it is started anew. To take other processes away, stop them: event stores and
+    joiners hand over as they end, and `photon registry retire-set` empties replicas.
+    """
+    from photon.cluster.roles import dispatchers_group
+
+    topology = find_system(None, config)
+    processes = {one.title: one for one in topology.processes("dispatcher")}
+    if dispatcher not in processes:
+        raise UsageError(f"no dispatcher '{dispatcher}' in {config}; there are: {', '.join(processes)}")
+    group_name = dispatchers_group(processes[dispatcher].datacenter)
+    with Named(settings=topology.settings).at().client(_DRAIN_S) as client:
+        deadline = time.monotonic() + _DRAIN_S
+        while True:
+            group = client.drain(group_name, dispatcher)
+            shares = group.owned(dispatcher)
+            if not shares:
+                break
+            if all(member.leaves for member in group.members.values()):
+                raise PhotonError(
+                    f"no other dispatcher of {group_name} is there to take {len(shares)} shares; start one"
+                )
+            if time.monotonic() > deadline:
+                raise PhotonError(
+                    f"{dispatcher} has {len(shares)} shares still after {_DRAIN_S:.0f} s; they go on moving: "
+                    "see `photon status`"
+                )
+            time.sleep(_POLL_S)
+    click.echo(f"{dispatcher} has no shares any more and can be stopped")

@@ -42,8 +42,13 @@ EXAMPLES: Final = {
         "millwheel run visits:TOPOLOGY --work wheel --workers 2 --follow",
     ),
     "adapter": ("adapter test --use mine:Adapter --primary queries.jsonl --foreign clicks.jsonl",),
+    "connect": (
+        "connect test kafka://localhost:9092/clicks --as source",
+        "connect test file:///tmp/joined --read 'cat /tmp/joined/*/*.jsonl'",
+    ),
     "certs": ("certs --out tls --name db1.example --name 10.0.0.7",),
     "reshard": ("reshard 4 --work out", "reshard 8 --config photon.toml --at 2026-01-31T12:00:00+00:00"),
+    "drain": ("drain dispatcher-east-1 --config photon.toml",),
     "registry": (
         "registry serve --config photon.toml --name r0",
         "registry add-set b --config photon.toml",
@@ -51,6 +56,7 @@ EXAMPLES: Final = {
     ),
     "eventstore": ("eventstore serve --config photon.toml --name east",),
     "joiner": ("joiner serve --config photon.toml --name east/1",),
+    "importer": ("importer serve --config photon.toml --name east",),
     "dispatcher": (
         "dispatcher serve --config photon.toml --name east",
         "dispatcher init --from now --work out",

@@ -32,11 +32,14 @@ _COMMANDS: Final = {
     "logmap": ("photon.cli.logmap:logmap", "Build log file maps with Spark, load them (needs Java)."),
     "millwheel": ("photon.cli.millwheel:group", "Say what events mean: windows, sessions, anomalies."),
     "adapter": ("photon.cli.adapter:adapter", "Try an adapter on sample lines (`adapter test`)."),
+    "connect": ("photon.cli.connect:group", "Check a source or a sink (`connect test`)."),
     "certs": ("photon.cli.certs", "Make a CA and certificates for [tls]."),
     "reshard": ("photon.cli.registry:reshard", "Change the number of shards of the IdRegistry."),
+    "drain": ("photon.cli.dispatcher:drain", "Give a dispatcher's shares to the others, to take it away."),
     "registry": ("photon.cli.roles:GROUPS", "The IdRegistry (`registry serve`, `replace`, `scan`)."),
     "eventstore": ("photon.cli.roles:GROUPS", "The EventStore (`eventstore serve`)."),
     "joiner": ("photon.cli.roles:GROUPS", "The joiner (`joiner serve`)."),
+    "importer": ("photon.cli.roles:GROUPS", "The importer of Kafka and tables (`importer serve`)."),
     "dispatcher": ("photon.cli.roles:GROUPS", "The dispatcher (`dispatcher serve`, `init`)."),
 }
 

@@ -43,7 +43,7 @@ class Options:
 
 
 @click.command("recover")
-@logs_option("foreign")
+@logs_option("foreign", sources="what the run imported")
 @click.option(
     "--out",
     multiple=True,
@@ -81,6 +81,8 @@ def command(spark: SparkOptions, **given: Any) -> int:
     options = Options(**given)
     topology = None if options.work is None else _topology(options.work)
     settings = settings_of(options.config, topology, options.work)  # read otherwise, events seem lost
+    if topology is not None:
+        options = replace(options, foreign=topology.logs_of("foreign", options.foreign))
     outs = _outs(options, topology, settings)
     job = _job(options, topology, outs)
     check_requirements()

@@ -23,7 +23,7 @@ _WATCH_S: Final = 2.0
 _WRONG_MAX: Final = 3
 """So many things are named in the verdict."""
 _TROUBLES: Final = (
-    "storage_error", "lost_bytes", "account", "lease", "output", "unreadable", "trouble", "paused"
+    "storage_error", "lost_bytes", "account", "lease", "output", "unreadable", "trouble", "paused", "shares"
 )  # fmt: skip
 """What a process says of itself only when something is wrong, the worst first."""
 _WIDTH = 24
@@ -72,7 +72,25 @@ def _page(sample: "Sample", why_silent: Mapping[str, str], fates: Mapping[str, S
     for name in sample.silent():
         why = f" ({why_silent[name]})" if name in why_silent else ""
         lines.append(f"{name:<{_WIDTH}}does not answer{why}")
+    for name, group in _groups(sample).items():
+        lines.append(f"{'shares ' + name:<{_WIDTH}}{_group_line(group)}")
     return "\n".join([*lines, *_fates_lines(fates)])
+
+
+def _groups(sample: "Sample") -> Mapping[str, Status]:
+    """Who has which shares, as the replica that knows the most says."""
+    told: list[Mapping[str, Status]] = [one["groups"] for one in sample.of("registry") if one.get("groups")]
+    return max(told, key=len, default={})
+
+
+def _group_line(group: Status) -> str:
+    parts = []
+    for name, shares in group["members"].items():
+        leaves = ", which leaves" if name in group["leaving"] else ""
+        parts.append(f"{name}{leaves}: {' '.join(map(str, shares)) or 'none'}")
+    parts += [f"{share} moves to {heir}" for share, heir in group["moving"].items()]
+    parts += [f"{share} is NOBODY'S" for share in group["unowned"]]
+    return "; ".join(parts)
 
 
 def verdict(sample: "Sample", fates: Mapping[str, Status]) -> str:
@@ -85,6 +103,8 @@ def verdict(sample: "Sample", fates: Mapping[str, Status]) -> str:
     if replicas and not sample.has_quorum():
         wrong.append("the registry has no quorum")
     wrong += [f"the fates of {name} do not add up" for name, row in fates.items() if not row["adds_up"]]
+    for name, group in _groups(sample).items():
+        wrong += [f"share {share} of {name} is nobody's" for share in group["unowned"]]
     for name, status in sample.answered().items():
         told = {**status, "account": {**status["account"], "gone": 0}} if status.get("account") else status
         wrong += [f"{name}: {text}" for key in _TROUBLES if told.get(key) for text in _SHOWN[key](told[key])]
@@ -225,8 +245,9 @@ def _tier(name: str) -> Callable[[Status], list[str]]:
 
 
 def _members(members: Sequence[str] | Mapping[str, str]) -> list[str]:
-    """Of an event store its caches, of the registry its replicas, which all have lines of their own."""
-    return [] if isinstance(members, Mapping) else [f"{len(members)} cache processes beside"]
+    """Of an event store those that are asked; the registry's replicas all have lines of their own."""
+    alone = isinstance(members, Mapping) or len(members) == 1
+    return [] if alone else [f"one of {len(members)} that serve"]
 
 
 def _event_latency(histogram: Status) -> list[str]:
@@ -236,6 +257,27 @@ def _event_latency(histogram: Status) -> list[str]:
         return []
     parts = [f"{name} {ms / 1_000:,.3g} s" for name, ms in shown.items() if ms is not None]
     return [f"event to joined: {' '.join(parts)}"]
+
+
+def _sources(sources: Iterable[Status]) -> list[str]:
+    shown = []
+    for one in sources:
+        line = f"{one['source']}: {one['records']:,} records copied"
+        if one["behind"]:
+            line += f", {one['behind']:,} behind"
+        if one["lost"]:
+            line += f", {one['lost']:,} LOST that were deleted before they were read"
+        shown.append(line)
+    return shown
+
+
+def _sinks(sinks: Iterable[Status]) -> list[str]:
+    """Of a joiner: only those that have not all."""
+    return [
+        f"{one['sink']}: behind" + (f" ({one['trouble']})" if one["trouble"] else "")
+        for one in sinks
+        if one["behind"]
+    ]
 
 
 def _told(value: object) -> list[str]:
@@ -261,7 +303,12 @@ _SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "event_latency_us": _event_latency,
     "worker": lambda worker: [f"worker {worker['slot']} reads {worker['files']:,} files"],
     "drained": lambda _: ["drained"],  # with --follow there is no such thing
+    "sources": _sources,
+    "sinks": _sinks,
     "trouble": _told,
+    "shares": lambda shares: [
+        f"share {number} is not kept ({one['trouble']})" for number, one in shares.items() if one["trouble"]
+    ],
     "storage_error": _told,
     "paused": _told,
     "lost_bytes": lambda lost: [f"LOST {lost:,} bytes of logs that were gone before they were read"],

@@ -15,13 +15,14 @@ from photon.cluster.ledgers import known_to
 from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.statuses import working
 from photon.cluster.topology import read_topology, settings_of
+from photon.connect.importer import SIDES
 from photon.core.errors import UsageError
 from spark.options import SparkOptions, scan_timeout_option, spark_options
 from spark.verification.rules import SETTLE_S
 
 
 @click.command("verify")
-@logs_option("foreign")
+@logs_option("foreign", sources="what the run imported")
 @click.option(
     "--out", multiple=True, required=True, metavar="DIR", help="The --out of `photon join`; repeatable."
 )
@@ -29,7 +30,7 @@ from spark.verification.rules import SETTLE_S
 @click.option(
     "--primary",
     multiple=True,
-    metavar="GLOB",
+    metavar="GLOB|URI",
     help="Primary logs; repeatable. With them: which events could have been joined, and are the primaries "
     "inside those of the logs?",
 )
@@ -94,6 +95,8 @@ def command(
     work = None if work is None else work.absolute()
     run = None if work is None else read_topology(work / "topology.json")
     settings = settings_of(config, run, work)
+    if run is not None:
+        given |= {side: run.logs_of(side, given[side]) for side in SIDES}
     question = Question(out=out, span=span, scan_timeout_s=scan_timeout, **given)
     question.check()
     began = time.monotonic()

@@ -6,7 +6,7 @@ run that has ended its files tell.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -161,15 +161,15 @@ def primary_in(
 ) -> dict[str, Any]:
     """{id, datacenters: {name: {outcome, line}}}: what each event store answers."""
 
-    def look_up(eventstore: str) -> dict[str, Any]:
+    def look_up(eventstores: Sequence[str]) -> dict[str, Any]:
         if ended is not None:
             return {"silent": "the run has ended"}
-        with closing(EventStoreClient(eventstore, TIMEOUT_S, network=network)) as client:
+        with closing(EventStoreClient(eventstores, TIMEOUT_S, network=network)) as client:
             outcomes, lines = client.lookup(packed)
         found = Found(outcomes[0])
         return {"outcome": found.name.lower(), "line": lines[0].decode() if found is Found.FOUND else None}
 
-    answers = {p.datacenter: _answer(partial(look_up, p.eventstores[0])) for p in topology.pipelines}
+    answers = {p.datacenter: _answer(partial(look_up, p.eventstores)) for p in topology.pipelines}
     return {"id": primary_id, "datacenters": answers}
 
 

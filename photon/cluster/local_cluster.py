@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from joiner.output_files import LINES, PARQUET, complete_files
 from photon.cluster.registry_replicas import DiskWatch, Members
-from photon.cluster.roles import ROLES
+from photon.cluster.roles import ROLES, Role
 from photon.cluster.supervisor import Launcher, PortTakenError, Supervisor
 from photon.cluster.topology import JOINER_FILES, REGISTRY, Pipeline, Replica, Topology, write_topology
 from photon.core.errors import UnavailableError, UsageError
@@ -79,7 +79,7 @@ def placed(
     `sites`: replica -> its datacenter, of those that are anywhere in particular; `datacenters`: of pipelines.
     """
     settings = topology.settings
-    counts = {role: ROLES[role].processes(settings) for role in PIPELINE_ROLES}
+    counts = {role: ROLES[role].processes(topology) for role in PIPELINE_ROLES}
     processes = len(members.names) + len(datacenters) * sum(counts.values())
     needed = len(members.names) + processes * (2 if settings.metrics.serve else 1)
     addresses = (f"127.0.0.1:{port}" for port in free_ports(needed, rng))
@@ -126,12 +126,13 @@ class LocalCluster:
 
     def start(self) -> None:
         """Everything at once: each process waits for those it needs."""
-        for reads_on in (False, True):
-            self.start_those(reads_on)
+        self.start_those(lambda _: True)
 
-    def start_those(self, reads_on: bool) -> None:
-        """The roles that send new events into the system, or all others."""
-        for process in self.topology.processes(*(r.name for r in ROLES.values() if r.reads_on == reads_on)):
+    def start_those(self, chosen: Callable[[Role], bool]) -> None:
+        """The processes of these roles that are not started yet."""
+        for process in self.topology.processes(*(r.name for r in ROLES.values() if chosen(r))):
+            if process.title in self.supervisor.children:
+                continue
             # The name first: `ps` may cut a long path off.
             arguments = [process.role, "serve", "--name", process.name, "--topology", str(self._path)]
             lost_disk = partial(self._disks.has_lost, process.name) if process.role == REGISTRY else None

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
+from photon.connect.importer import copies_of
 from photon.core.addresses import joined, parts, split_address
 from photon.core.clock import SystemClock
 from photon.core.errors import (
@@ -32,13 +33,13 @@ from photon.core.errors import (
     UsageError,
 )
 from photon.core.protocol import mark
-from photon.core.settings import Settings, identity_digest
+from photon.core.settings import identity_digest
 from photon.rpc.network import Tls, expiry_complaint
 
 # The nursery imports this before all else, and the rooms take long: they are imported, where they are needed.
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-    from photon.cluster.topology import Process, Replica, Topology
+    from photon.cluster.topology import Pipeline, Process, Replica, Topology
     from photon.rpc.network import Network
 
 LOOK_EVERY_S: Final = 6 * 3600.0
@@ -78,12 +79,14 @@ class Role:
     make: "Callable[[Topology, Process, Network, _Fail], _Server]"
     stops: int
     """Its place among those that are stopped, down the stream, so that nobody loses whom it still needs."""
-    processes: Callable[[Settings], int]
+    processes: "Callable[[Topology], int]"
     """How many of them a datacenter has, or, of replicas, the system."""
     asks: "Callable[[str, float, Network], _Asks] | None" = None
     """A client of the process at the address; None: replicas are asked by the registry's."""
     reads_on: bool = False
     """It sends new events into the system: started once all else is known to be well."""
+    fills_logs: bool = False
+    """Others read what it writes: where that has an end, they are started after it."""
     completes_files: bool = False
     """Before it ends; that may take its time."""
 
@@ -213,27 +216,55 @@ def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
     return network.bind.strip("[]") or host, port
 
 
-def _eventstore(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
-    from eventstore.server import CacheServer, EventStoreServer
+def _importer(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+    from photon.connect.server import ImporterServer
 
     pipeline = topology.pipeline(process.datacenter)
-    if process.number:
-        return CacheServer(
-            topology.settings, process.address, pipeline.eventstores[0], SystemClock(), network
-        )
+    return ImporterServer(
+        topology.settings,
+        name=process.title,
+        datacenter=process.datacenter,
+        listen=process.address,
+        directory=pipeline.home("importer"),
+        sources=topology.sources_of(pipeline),
+        drain=topology.drain,
+        fail=fail,
+        network=network,
+    )
+
+
+def _eventstore(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+    from eventstore.server import EventStoreServer
+
+    pipeline = topology.pipeline(process.datacenter)
+    home = pipeline.home("eventstore", process.number)
+    _make_directories(topology, pipeline)
     server = EventStoreServer(
         topology.settings,
         listen=process.address,
-        directory=pipeline.home("eventstore"),
+        directory=home,
         patterns=topology.primary_of(pipeline),
         dead_letters=topology.dead_letters_directory(process.datacenter),
         clock=SystemClock(),
         drain=topology.drain,
         on_fatal=fail,
         network=network,
+        peers=pipeline.eventstores,
+        number=process.number,
     )
     registry = _registry_client(topology, process.datacenter, network)
-    return _Watched(server, fail, lambda: _recognise(registry, pipeline.home("eventstore")))
+    return _Watched(server, fail, lambda: _recognise(registry, home))
+
+
+def _make_directories(topology: "Topology", pipeline: "Pipeline") -> None:
+    """Those of the copies that an importer makes: it may be slower than who reads them."""
+    from photon.core.disk import make_directory, storage_errors
+
+    for side, texts in topology.sources_of(pipeline).items():
+        for text in texts:
+            directory = copies_of(pipeline.home("importer"), side, text)
+            with storage_errors(directory):
+                make_directory(directory)
 
 
 def _recognise(registry: "RegistryClient", home: Path) -> None:
@@ -266,28 +297,39 @@ def _joiner(topology: "Topology", process: "Process", network: "Network", fail: 
     )
     registry = _registry_client(topology, process.datacenter, network)
     timeout_s = settings.eventstore.request_timeout_s
-    eventstore = EventStoreClient(pipeline.eventstores[0], timeout_s, network=network)
+    eventstore = EventStoreClient(pipeline.eventstores, timeout_s, network=network)
     return JoinerServer(Worker(settings, joiner, registry, eventstore, SystemClock(), fail), network)
 
 
 def _dispatcher(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
     from dispatcher.server import DispatcherServer
+    from dispatcher.shares import Place
     from eventstore.client import EventStoreClient
     from joiner.client import JoinerClient
 
     settings, pipeline = topology.settings, topology.pipeline(process.datacenter)
+    _make_directories(topology, pipeline)
     joiner = JoinerClient(
         pipeline.joiners,
         settings.dispatcher.request_timeout_s,
         network=network,
         identity=identity_digest(settings),
     )
+    place = None
+    if not topology.run:
+        place = Place(
+            dispatchers_group(process.datacenter),
+            process.title,
+            SystemClock().now_us(),
+            process.address,
+            topology.shares_of(pipeline),
+        )
     server = DispatcherServer(
         settings,
         name=process.title,
         datacenter=process.datacenter,
         listen=process.address,
-        directory=pipeline.home("dispatcher"),
+        directory=pipeline.home("dispatcher", 0 if place is None else process.number),
         patterns=topology.foreign_of(pipeline),
         dead_letters=topology.dead_letters_directory(process.datacenter),
         registry=_registry_client(topology, process.datacenter, network),
@@ -298,12 +340,18 @@ def _dispatcher(topology: "Topology", process: "Process", network: "Network", fa
         network=network,
         worker=process.number,
         workers=len(pipeline.dispatchers),
-        eventstore=EventStoreClient(
-            pipeline.eventstores[0], settings.eventstore.request_timeout_s, network=network
+        make_eventstore=lambda: EventStoreClient(
+            pipeline.eventstores, settings.eventstore.request_timeout_s, network=network
         ),
         joiners={address: one.datacenter for one in topology.pipelines for address in one.joiners},
+        place=place,
     )
     return _Watched(server, fail, server.wait)
+
+
+def dispatchers_group(datacenter: str) -> str:
+    """By which the registry's directory knows a datacenter's dispatchers and their shares of the logs."""
+    return f"{datacenter}-dispatchers"
 
 
 class _Watched:
@@ -332,10 +380,16 @@ def _registry_client(topology: "Topology", datacenter: str, network: "Network") 
     return RegistryClient(replicas, timeout_s, SystemClock(), random.Random(), network)
 
 
+def _asks_importer(address: str, timeout_s: float, network: "Network") -> _Asks:
+    from photon.connect.client import ImporterClient
+
+    return ImporterClient(address, timeout_s, network)
+
+
 def _asks_eventstore(address: str, timeout_s: float, network: "Network") -> _Asks:
     from eventstore.client import EventStoreClient
 
-    return EventStoreClient(address, timeout_s, network=network)
+    return EventStoreClient([address], timeout_s, network=network)
 
 
 def _asks_joiner(address: str, timeout_s: float, network: "Network") -> _Asks:
@@ -357,7 +411,17 @@ _ROWS: Final = (
         imports=("photon.cli.roles", "photon.cluster.topology", "idregistry.server"),
         make=_registry,
         stops=2,
-        processes=lambda settings: settings.registry.replicas,
+        processes=lambda topology: topology.settings.registry.replicas,
+    ),
+    Role(
+        name="importer",
+        text="The importer: copies events from Kafka or tables into log files.",
+        imports=("photon.cluster.topology", "photon.connect.server"),
+        make=_importer,
+        stops=0,
+        fills_logs=True,
+        processes=lambda topology: int(topology.imports),
+        asks=_asks_importer,
     ),
     Role(
         name="eventstore",
@@ -365,7 +429,7 @@ _ROWS: Final = (
         imports=("photon.cluster.topology", "eventstore.server", "idregistry.client"),
         make=_eventstore,
         stops=2,
-        processes=lambda settings: settings.eventstore.processes,
+        processes=lambda topology: topology.settings.eventstore.processes,
         asks=_asks_eventstore,
     ),
     Role(
@@ -375,7 +439,7 @@ _ROWS: Final = (
         make=_joiner,
         stops=1,
         completes_files=True,
-        processes=lambda settings: settings.joiner.processes,
+        processes=lambda topology: topology.settings.joiner.processes,
         asks=_asks_joiner,
     ),
     Role(
@@ -391,7 +455,7 @@ _ROWS: Final = (
         make=_dispatcher,
         stops=0,
         reads_on=True,
-        processes=lambda settings: settings.dispatcher.workers,
+        processes=lambda topology: topology.settings.dispatcher.workers,
         asks=_asks_dispatcher,
     ),
 )

@@ -18,6 +18,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from photon.connect.importer import SIDES, copies_of, patterns_of
+from photon.connect.uris import is_known_source, is_source
 from photon.core.addresses import joined, split, split_address
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import SettingsError, UsageError
@@ -37,7 +39,7 @@ DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
 REGISTRY: Final = "registry"
 SECRET_BYTES_MIN: Final = 16
 
-_OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
+_OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run", "stdin"})
 """Files of a work directory and of the joined logs: the directories of a datacenter lie beside them."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _Item = TypeVar("_Item")
@@ -68,10 +70,7 @@ class Replica(ReplicaPlace):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(DatacenterPlace):
-    """The processes of one datacenter (paper, Fig. 5). Without patterns of its own it reads the topology's.
-
-    Of the event stores the first reads the logs and keeps the map; the others hold shares of the cache.
-    """
+    """The processes of a datacenter (paper, Fig. 5). Without patterns of its own it reads the topology's."""
 
     datacenter: str
     directory: str
@@ -81,7 +80,7 @@ class Pipeline(DatacenterPlace):
         return found
 
     def home(self, role: str, number: int = 0) -> Path:
-        """Where a process keeps its state. Dispatchers share the first one's."""
+        """Where a process keeps its state. Dispatchers of one machine's run share the first one's."""
         return Path(self.directory) / (f"{role}-{number}" if number else role)
 
 
@@ -184,10 +183,50 @@ class Topology:
         return _named(found, [process.name for process in found], name, kind)
 
     def primary_of(self, pipeline: Pipeline) -> list[str]:
-        return list(pipeline.primary) or self.primary
+        """Patterns of its log files, the copies of sources among them."""
+        return self._patterns(pipeline, "primary")
 
     def foreign_of(self, pipeline: Pipeline) -> list[str]:
-        return list(pipeline.foreign) or self.foreign
+        return self._patterns(pipeline, "foreign")
+
+    def _patterns(self, pipeline: Pipeline, side: str) -> list[str]:
+        return patterns_of(pipeline.home("importer"), side, self._logs(pipeline, side))
+
+    def shares_of(self, pipeline: Pipeline) -> int:
+        """Into how many its foreign logs are shared: on one machine each dispatcher has one; elsewhere they
+        move, and there may be more than dispatchers."""
+        dispatchers = len(pipeline.dispatchers)
+        return dispatchers if self.run else max(self.settings.dispatcher.workers, dispatchers)
+
+    def logs_of(self, side: str, texts: Iterable[str]) -> tuple[str, ...]:
+        """Log files' patterns as they are; of a source, its copies in the first datacenter that imports it.
+
+        UsageError if none does.
+        """
+        found = []
+        for text in texts:
+            places = [text]
+            if is_known_source(text):
+                homes = [pipeline.home("importer") for pipeline in self.pipelines]
+                copies = [copies_of(home, side, text) for home in homes]
+                places = [str(place / "*.jsonl") for place in copies if place.is_dir()]
+            if not places:
+                raise UsageError(f"{text}: no datacenter of this run that is on this machine imports it")
+            found.append(places[0])
+        return tuple(found)
+
+    def _logs(self, pipeline: Pipeline, side: str) -> list[str]:
+        return list(getattr(pipeline, side) or getattr(self, side))
+
+    def sources_of(self, pipeline: Pipeline) -> dict[str, list[str]]:
+        """Side -> what of it is imported; none where all is log files."""
+        found = {side: list(filter(is_source, self._logs(pipeline, side))) for side in SIDES}
+        return {side: uris for side, uris in found.items() if uris}
+
+    @property
+    def imports(self) -> bool:
+        """Whether what all pipelines read has sources that are imported."""
+        return any(map(is_source, (*self.primary, *self.foreign)))
 
     def dead_letters_directory(self, datacenter: str) -> Path:
         return Path(self.output) / "dead-letters" / datacenter
@@ -227,8 +266,8 @@ def unplaced(
 
 
 def absolute(path: str) -> str:
-    """Also of a pattern; `..` and links stay as they are."""
-    return str(Path.cwd() / path)
+    """Also of a pattern; `..` and links stay as they are, and so does a URI."""
+    return path if "://" in path else str(Path.cwd() / path)
 
 
 def network_of(settings: Settings, datacenter: str = "") -> Network:
@@ -435,13 +474,20 @@ def _check_pipeline(name: str, place: DatacenterPlace) -> None:
     where = f"datacenters.{name}"
     keys = [f"{role}s" for role in PIPELINE_ROLES]
     needed = {key: getattr(place, key) for key in (*keys, "primary", "foreign")}
+    importers = needed.pop("importers")
+    imported = any(map(is_source, (*place.primary, *place.foreign)))
+    if imported != bool(importers) or len(importers) > 1:
+        raise SettingsError(
+            f"'{where}.importers': name the address of one importer if 'primary' or 'foreign' has what is no "
+            "log file (kafka://, .csv, .parquet), else none"
+        )
     missing = [key for key, values in needed.items() if not values]
     if missing and len(missing) < len(needed):
         raise SettingsError(
             f"[{where}] lacks {', '.join(missing)}: a pipeline has all of {', '.join(needed)}"
         )
     for key in keys:
-        for address in needed[key]:
+        for address in getattr(place, key):
             split_address(address, f"'{where}.{key}'")
 
 

@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
-from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
+from photon.cluster.preflight import (
+    check_apart,
+    check_directories,
+    check_leaders,
+    check_run,
+    check_same_run,
+    check_sources,
+)
 from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.run import STALL_S, Ground, RunLoop, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
+from photon.connect.uris import is_source
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
@@ -167,8 +175,8 @@ class _Run:
     def run(self) -> None:
         """Start, feed, finish, stop."""
         job, notice = self._job, self._view.notice
-        replace = not job.settings.replicas
-        with running(self._cluster, job.work, self._ground, job.settings, notice, SAMPLE_S, replace) as loop:
+        renew = not job.settings.replicas
+        with running(self._cluster, job.work, self._ground, job.settings, notice, SAMPLE_S, renew) as loop:
             try:
                 self._await_up(loop)
                 self._feed(loop)
@@ -272,7 +280,9 @@ def _check(job: DevJob) -> None:
         raise UsageError(
             "--primary and --foreign go together: existing logs of both, or none for generated ones"
         )
-    check_run([*job.primary, *job.foreign], job.out, job.work, job.settings)
+    check_sources(job.settings, job.primary, job.foreign)
+    logs = [one for one in (*job.primary, *job.foreign) if not is_source(one)]
+    check_run(logs, job.out, job.work, job.settings)
     check_directories((job.out, job.work, *map(Path, job.settings.joiner.output_roots)))
 
 

@@ -418,14 +418,14 @@ def ends_of(outcomes: bytes, count: int) -> dict[str, int]:
 class FastPath(Sending):
     """Sends events to the servers of one datacenter. Write an event's line to its log first, then call.
 
-    `eventstore`: address of its home process. `settings`: the photon.toml of the system; with another one
+    `eventstores`, `joiners`: their addresses. `settings`: the photon.toml of the system; with another one
     nothing is sent. `network`: TLS, where the servers have it. One for a process, made after the last fork.
     For many threads at once.
     """
 
     def __init__(
         self,
-        eventstore: str,
+        eventstores: Sequence[str],
         joiners: Sequence[str],
         settings: Settings,
         clock: Clock,
@@ -435,7 +435,7 @@ class FastPath(Sending):
         """UsageError for addresses that can't be used. Servers that are away are no error."""
         identity = identity_digest(settings)
         joiner = JoinerClient(joiners, limits.timeout_s, network=network, identity=identity)
-        store = EventStoreClient(eventstore, limits.timeout_s, network=network)
+        store = EventStoreClient(eventstores, limits.timeout_s, network=network)
         super().__init__(store, joiner, settings, clock, limits)
 
     def __enter__(self) -> "FastPath":

@@ -77,6 +77,9 @@ class LogFollower:
             spool, bound, clock, states, keep_copies, drain, tell, wake, first, by_name
         )
         self.order = order
+        self.leaves: Callable[[FileState], bool] = lambda _: False
+        """Whether a file with something unread is left to others for now; it is not caught up meanwhile."""
+        self._left: set[Followed] = set()
         watch = settings.watch and not drain
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
         weakref.finalize(self, self._finder.close)
@@ -190,6 +193,9 @@ class LogFollower:
         """Look for growth: of the files the kernel told of; and of those it does not watch, such as grew
         lately (a stat each), and some others in turn."""
         self._take_news()
+        left, self._left = self._left, set()
+        for one in left:
+            self._wait(one)
         for number in self._polling.turn(self._clock.monotonic()):
             file = self._inventory.files.get(number)
             if file is None or not file.here:
@@ -214,6 +220,9 @@ class LogFollower:
             file.waiting = False
             if not file.here:
                 continue
+            if self.leaves(file.state):
+                self._leave(file)
+                continue
             chunk = self._read_on(file)
             if chunk is not None:
                 self._note_read(file, chunk)
@@ -221,6 +230,8 @@ class LogFollower:
                 if chunk.more:
                     self._wait(file)
                 return file.state, chunk
+        if self._left:
+            return None
         if self.drain and not self._caught_up and not self._inventory.incomplete:
             self._scan_now()  # only a whole scan can say that nothing is left
         elif self._next_scan != _NOW and not self._inventory.incomplete:
@@ -229,7 +240,14 @@ class LogFollower:
 
     def growing(self) -> list[FileState]:
         """Files of which something is known that was not read."""
-        return [file.state for _, _, file in self._growing if file.here]
+        return [file.state for file in self._unread()]
+
+    def unread_to(self) -> dict[int, int]:
+        """The numbers of these, and how many bytes each was seen to hold."""
+        return {file.state.number: file.size for file in self._unread()}
+
+    def _unread(self) -> list[Followed]:
+        return [file for file in (*(file for _, _, file in self._growing), *self._left) if file.here]
 
     def behind(self) -> list[FileState]:
         """The same, and those that could not be read or vanished before they were."""
@@ -265,6 +283,12 @@ class LogFollower:
             for file in list(self._inventory.files.values())
             if file.stalled_at > file.read and file.here
         }
+
+    def _leave(self, file: Followed) -> None:
+        """To others, if there is something to be read."""
+        file.size = max(file.size, file_size(file.path, file.identity) or 0)
+        if file.unread and file.stalled_at != file.size:
+            self._left.add(file)
 
     def _next_waiting(self) -> Followed:
         while True:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/eventstore.proto\x12\x14photon.eventstore.v1\";\n\rLookupRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06missed\x18\x03 \x01(\x08\"C\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\"8\n\nPutRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\r\n\x05store\x18\x03 \x01(\x0c\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x10\n\x0eMembersRequest\"X\n\x0fMembersResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hes\x18\x03 \x03(\t\x12\x15\n\rvirtual_nodes\x18\x04 \x01(\r\"3\n\x0f\x41nnounceRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"4\n\x0f\x41rrivalsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x12\n\nread_to_us\x18\x02 \x01(\x03\"E\n\x10\x41rrivalsResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x12\n\nread_to_us\x18\x03 \x01(\x03\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x8f\x04\n\nEventStore\x12S\n\x06Lookup\x12#.photon.eventstore.v1.LookupRequest\x1a$.photon.eventstore.v1.LookupResponse\x12J\n\x03Put\x12 .photon.eventstore.v1.PutRequest\x1a!.photon.eventstore.v1.PutResponse\x12V\n\x07Members\x12$.photon.eventstore.v1.MembersRequest\x1a%.photon.eventstore.v1.MembersResponse\x12X\n\x08\x41nnounce\x12%.photon.eventstore.v1.AnnounceRequest\x1a%.photon.eventstore.v1.MembersResponse\x12Y\n\x08\x41rrivals\x12%.photon.eventstore.v1.ArrivalsRequest\x1a&.photon.eventstore.v1.ArrivalsResponse\x12S\n\x06Status\x12#.photon.eventstore.v1.StatusRequest\x1a$.photon.eventstore.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/eventstore.proto\x12\x14photon.eventstore.v1\"\x1c\n\rLookupRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"C\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\"9\n\nPutRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\x0e\n\x06\x66illed\x18\x03 \x01(\x08\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x10\n\x0eMembersRequest\"J\n\x0fMembersResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x15\n\rvirtual_nodes\x18\x03 \x01(\r\"=\n\rFollowRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04life\x18\x02 \x01(\x04\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\x04\"\x93\x01\n\x0e\x46ollowResponse\x12\x0c\n\x04life\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0e\n\x06serves\x18\x03 \x01(\x08\x12\x0e\n\x06leaves\x18\x04 \x01(\x08\x12\x0f\n\x07members\x18\x05 \x03(\t\x12\x30\n\tstretches\x18\x06 \x03(\x0b\x32\x1d.photon.eventstore.v1.Stretch\"\xb6\x01\n\x07Stretch\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nhead_bytes\x18\x03 \x01(\r\x12\x0c\n\x04head\x18\x04 \x01(\x0c\x12\r\n\x05start\x18\x05 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x04\x12\x0b\n\x03ids\x18\x07 \x01(\x0c\x12\x0e\n\x06starts\x18\x08 \x01(\x0c\x12\x0f\n\x07lengths\x18\t \x01(\x0c\x12\x11\n\tmalformed\x18\n \x01(\x0c\x12\x11\n\tnewest_us\x18\x0b \x01(\x03\"4\n\x0f\x41rrivalsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x12\n\nread_to_us\x18\x02 \x01(\x03\"V\n\x10\x41rrivalsResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x12\n\nread_to_us\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x04\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x8a\x04\n\nEventStore\x12S\n\x06Lookup\x12#.photon.eventstore.v1.LookupRequest\x1a$.photon.eventstore.v1.LookupResponse\x12J\n\x03Put\x12 .photon.eventstore.v1.PutRequest\x1a!.photon.eventstore.v1.PutResponse\x12V\n\x07Members\x12$.photon.eventstore.v1.MembersRequest\x1a%.photon.eventstore.v1.MembersResponse\x12S\n\x06\x46ollow\x12#.photon.eventstore.v1.FollowRequest\x1a$.photon.eventstore.v1.FollowResponse\x12Y\n\x08\x41rrivals\x12%.photon.eventstore.v1.ArrivalsRequest\x1a&.photon.eventstore.v1.ArrivalsResponse\x12S\n\x06Status\x12#.photon.eventstore.v1.StatusRequest\x1a$.photon.eventstore.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,27 +32,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'photon.rpc.eventstore_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOOKUPREQUEST']._serialized_start=53
-  _globals['_LOOKUPREQUEST']._serialized_end=112
-  _globals['_LOOKUPRESPONSE']._serialized_start=114
-  _globals['_LOOKUPRESPONSE']._serialized_end=181
-  _globals['_PUTREQUEST']._serialized_start=183
-  _globals['_PUTREQUEST']._serialized_end=239
-  _globals['_PUTRESPONSE']._serialized_start=241
-  _globals['_PUTRESPONSE']._serialized_end=271
-  _globals['_MEMBERSREQUEST']._serialized_start=273
-  _globals['_MEMBERSREQUEST']._serialized_end=289
-  _globals['_MEMBERSRESPONSE']._serialized_start=291
-  _globals['_MEMBERSRESPONSE']._serialized_end=379
-  _globals['_ANNOUNCEREQUEST']._serialized_start=381
-  _globals['_ANNOUNCEREQUEST']._serialized_end=432
-  _globals['_ARRIVALSREQUEST']._serialized_start=434
-  _globals['_ARRIVALSREQUEST']._serialized_end=486
-  _globals['_ARRIVALSRESPONSE']._serialized_start=488
-  _globals['_ARRIVALSRESPONSE']._serialized_end=557
-  _globals['_STATUSREQUEST']._serialized_start=559
-  _globals['_STATUSREQUEST']._serialized_end=574
-  _globals['_STATUSRESPONSE']._serialized_start=576
-  _globals['_STATUSRESPONSE']._serialized_end=606
-  _globals['_EVENTSTORE']._serialized_start=609
-  _globals['_EVENTSTORE']._serialized_end=1136
+  _globals['_LOOKUPREQUEST']._serialized_end=81
+  _globals['_LOOKUPRESPONSE']._serialized_start=83
+  _globals['_LOOKUPRESPONSE']._serialized_end=150
+  _globals['_PUTREQUEST']._serialized_start=152
+  _globals['_PUTREQUEST']._serialized_end=209
+  _globals['_PUTRESPONSE']._serialized_start=211
+  _globals['_PUTRESPONSE']._serialized_end=241
+  _globals['_MEMBERSREQUEST']._serialized_start=243
+  _globals['_MEMBERSREQUEST']._serialized_end=259
+  _globals['_MEMBERSRESPONSE']._serialized_start=261
+  _globals['_MEMBERSRESPONSE']._serialized_end=335
+  _globals['_FOLLOWREQUEST']._serialized_start=337
+  _globals['_FOLLOWREQUEST']._serialized_end=398
+  _globals['_FOLLOWRESPONSE']._serialized_start=401
+  _globals['_FOLLOWRESPONSE']._serialized_end=548
+  _globals['_STRETCH']._serialized_start=551
+  _globals['_STRETCH']._serialized_end=733
+  _globals['_ARRIVALSREQUEST']._serialized_start=735
+  _globals['_ARRIVALSREQUEST']._serialized_end=787
+  _globals['_ARRIVALSRESPONSE']._serialized_start=789
+  _globals['_ARRIVALSRESPONSE']._serialized_end=875
+  _globals['_STATUSREQUEST']._serialized_start=877
+  _globals['_STATUSREQUEST']._serialized_end=892
+  _globals['_STATUSRESPONSE']._serialized_start=894
+  _globals['_STATUSRESPONSE']._serialized_end=924
+  _globals['_EVENTSTORE']._serialized_start=927
+  _globals['_EVENTSTORE']._serialized_end=1449
 # @@protoc_insertion_point(module_scope)

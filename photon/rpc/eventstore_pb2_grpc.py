@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EventStoreStub:
-    """Paper 3.4. Served by the home process (all calls) and by cache processes (Lookup, Put, Status).
+    """Paper 3.4. All event stores of a datacenter serve it, and each can answer for all of them.
     """
 
     def __init__(self, channel):
@@ -50,10 +50,10 @@ class EventStoreStub:
                 request_serializer=photon_dot_rpc_dot_eventstore__pb2.MembersRequest.SerializeToString,
                 response_deserializer=photon_dot_rpc_dot_eventstore__pb2.MembersResponse.FromString,
                 _registered_method=True)
-        self.Announce = channel.unary_unary(
-                '/photon.eventstore.v1.EventStore/Announce',
-                request_serializer=photon_dot_rpc_dot_eventstore__pb2.AnnounceRequest.SerializeToString,
-                response_deserializer=photon_dot_rpc_dot_eventstore__pb2.MembersResponse.FromString,
+        self.Follow = channel.unary_unary(
+                '/photon.eventstore.v1.EventStore/Follow',
+                request_serializer=photon_dot_rpc_dot_eventstore__pb2.FollowRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_eventstore__pb2.FollowResponse.FromString,
                 _registered_method=True)
         self.Arrivals = channel.unary_unary(
                 '/photon.eventstore.v1.EventStore/Arrivals',
@@ -68,7 +68,7 @@ class EventStoreStub:
 
 
 class EventStoreServicer:
-    """Paper 3.4. Served by the home process (all calls) and by cache processes (Lookup, Put, Status).
+    """Paper 3.4. All event stores of a datacenter serve it, and each can answer for all of them.
     """
 
     def Lookup(self, request, context):
@@ -85,22 +85,23 @@ class EventStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Members(self, request, context):
-        """Home only: which cache processes there are.
+        """Who is to be asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Announce(self, request, context):
-        """Home only: a cache process says every second that it is there, or that it leaves.
+    def Follow(self, request, context):
+        """From one event store to another: what is read there. Answers at once if there is something, else after a
+        second. Whoever asks is there, and whoever answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Arrivals(self, request, context):
-        """Home only: answers once an event arrives that a lookup asked for before, or the logs are read further, or
-        after some seconds.
+        """Answers once an event arrives that a lookup asked for before, or the logs are read further, or after some
+        seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,10 +131,10 @@ def add_EventStoreServicer_to_server(servicer, server):
                     request_deserializer=photon_dot_rpc_dot_eventstore__pb2.MembersRequest.FromString,
                     response_serializer=photon_dot_rpc_dot_eventstore__pb2.MembersResponse.SerializeToString,
             ),
-            'Announce': grpc.unary_unary_rpc_method_handler(
-                    servicer.Announce,
-                    request_deserializer=photon_dot_rpc_dot_eventstore__pb2.AnnounceRequest.FromString,
-                    response_serializer=photon_dot_rpc_dot_eventstore__pb2.MembersResponse.SerializeToString,
+            'Follow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=photon_dot_rpc_dot_eventstore__pb2.FollowRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_eventstore__pb2.FollowResponse.SerializeToString,
             ),
             'Arrivals': grpc.unary_unary_rpc_method_handler(
                     servicer.Arrivals,
@@ -154,7 +155,7 @@ def add_EventStoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EventStore:
-    """Paper 3.4. Served by the home process (all calls) and by cache processes (Lookup, Put, Status).
+    """Paper 3.4. All event stores of a datacenter serve it, and each can answer for all of them.
     """
 
     @staticmethod
@@ -239,7 +240,7 @@ class EventStore:
             _registered_method=True)
 
     @staticmethod
-    def Announce(request,
+    def Follow(request,
             target,
             options=(),
             channel_credentials=None,
@@ -252,9 +253,9 @@ class EventStore:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/photon.eventstore.v1.EventStore/Announce',
-            photon_dot_rpc_dot_eventstore__pb2.AnnounceRequest.SerializeToString,
-            photon_dot_rpc_dot_eventstore__pb2.MembersResponse.FromString,
+            '/photon.eventstore.v1.EventStore/Follow',
+            photon_dot_rpc_dot_eventstore__pb2.FollowRequest.SerializeToString,
+            photon_dot_rpc_dot_eventstore__pb2.FollowResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -282,6 +282,68 @@ class HoldResponse(_message.Message):
     held: bool
     def __init__(self, boundary_us: _Optional[int] = ..., reached_us: _Optional[int] = ..., held: _Optional[bool] = ...) -> None: ...
 
+class BeatRequest(_message.Message):
+    __slots__ = ("group", "name", "life", "address", "shares")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    name: str
+    life: int
+    address: str
+    shares: int
+    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., life: _Optional[int] = ..., address: _Optional[str] = ..., shares: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("group", "name", "life")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    name: str
+    life: int
+    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
+
+class GroupResponse(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: bytes
+    def __init__(self, group: _Optional[bytes] = ...) -> None: ...
+
+class WriteRequest(_message.Message):
+    __slots__ = ("group", "share", "sequencer", "keys", "values", "removed", "release", "read")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    share: int
+    sequencer: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    removed: _containers.RepeatedScalarFieldContainer[bytes]
+    release: bool
+    read: bool
+    def __init__(self, group: _Optional[str] = ..., share: _Optional[int] = ..., sequencer: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., removed: _Optional[_Iterable[bytes]] = ..., release: _Optional[bool] = ..., read: _Optional[bool] = ...) -> None: ...
+
+class WriteResponse(_message.Message):
+    __slots__ = ("stands", "keys", "values", "written")
+    STANDS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    stands: bool
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    written: int
+    def __init__(self, stands: _Optional[bool] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., written: _Optional[int] = ...) -> None: ...
+
 class NowRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

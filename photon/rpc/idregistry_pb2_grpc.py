@@ -108,6 +108,21 @@ class IdRegistryStub:
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.SetRequest.SerializeToString,
                 response_deserializer=photon_dot_rpc_dot_idregistry__pb2.SetResponse.FromString,
                 _registered_method=True)
+        self.Beat = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Beat',
+                request_serializer=photon_dot_rpc_dot_idregistry__pb2.BeatRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.GroupResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Drain',
+                request_serializer=photon_dot_rpc_dot_idregistry__pb2.DrainRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.GroupResponse.FromString,
+                _registered_method=True)
+        self.Write = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Write',
+                request_serializer=photon_dot_rpc_dot_idregistry__pb2.WriteRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.WriteResponse.FromString,
+                _registered_method=True)
         self.Now = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Now',
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.NowRequest.SerializeToString,
@@ -170,7 +185,7 @@ class IdRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """The leader of the directory answers the next eight; another replica says who leads.
+        """The leader of the directory answers the next eleven; another replica says who leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,6 +230,27 @@ class IdRegistryServicer:
 
     def Set(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Beat(self, request, context):
+        """A member of a group says that it is there, every second, and learns which shares are whose.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """A member is to have no shares any more; or, with its life, has left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Write(self, request, context):
+        """The owner of a share keeps rows of it here.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -305,6 +341,21 @@ def add_IdRegistryServicer_to_server(servicer, server):
                     servicer.Set,
                     request_deserializer=photon_dot_rpc_dot_idregistry__pb2.SetRequest.FromString,
                     response_serializer=photon_dot_rpc_dot_idregistry__pb2.SetResponse.SerializeToString,
+            ),
+            'Beat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Beat,
+                    request_deserializer=photon_dot_rpc_dot_idregistry__pb2.BeatRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.GroupResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=photon_dot_rpc_dot_idregistry__pb2.DrainRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.GroupResponse.SerializeToString,
+            ),
+            'Write': grpc.unary_unary_rpc_method_handler(
+                    servicer.Write,
+                    request_deserializer=photon_dot_rpc_dot_idregistry__pb2.WriteRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.WriteResponse.SerializeToString,
             ),
             'Now': grpc.unary_unary_rpc_method_handler(
                     servicer.Now,
@@ -699,6 +750,87 @@ class IdRegistry:
             '/photon.idregistry.v1.IdRegistry/Set',
             photon_dot_rpc_dot_idregistry__pb2.SetRequest.SerializeToString,
             photon_dot_rpc_dot_idregistry__pb2.SetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Beat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Beat',
+            photon_dot_rpc_dot_idregistry__pb2.BeatRequest.SerializeToString,
+            photon_dot_rpc_dot_idregistry__pb2.GroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Drain',
+            photon_dot_rpc_dot_idregistry__pb2.DrainRequest.SerializeToString,
+            photon_dot_rpc_dot_idregistry__pb2.GroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Write(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Write',
+            photon_dot_rpc_dot_idregistry__pb2.WriteRequest.SerializeToString,
+            photon_dot_rpc_dot_idregistry__pb2.WriteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,9 +34,13 @@ lease_s = 1.5
 [metrics]
 serve = true
 """
-LABELS = {"process", "shard", "fate", "kind", "tier", "le", "joiner", "dispatcher"}
+LABELS = {"process", "shard", "fate", "kind", "tier", "le", "joiner", "dispatcher", "peer"}
 OF_SOME = {"photon_registry_gone_joiner_events", "photon_registry_hold_seconds"}
 """Of joiners that are gone, and of dispatchers that keep the boundary back: there may be none."""
+# Here all is log files, and no sink.
+OF_SOME |= {f"photon_importer_{family.name}" for family in FAMILIES["importer"]}
+OF_SOME |= {"photon_joiner_published_events", "photon_joiner_publishing_behind"}
+OF_SOME |= {"photon_joiner_publishing_failing"}
 PROCESSES = {
     "registry-r0", "registry-r1", "registry-r2", "eventstore-east", "eventstore-east-1", "joiner-east",
     "joiner-east-1", "dispatcher-east", "dispatcher-east-1",
@@ -84,6 +88,7 @@ def test_every_process_of_every_role_runs_and_the_fates_of_the_whole_add_up(runn
     text = command("status", "--work", out).out  # the run's OUT does as well
     assert "42 foreign events = joined 40 + malformed 1 + pending 1" in text
     assert "cache: " in text
+    assert text.count("one of 2 that serve") == 2
 
 
 def test_a_dispatchers_line_tells_how_far_behind_it_is_and_how_long_events_took():

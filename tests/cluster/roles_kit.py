@@ -14,15 +14,17 @@ METRICS_OFFSET = 1
 
 
 class Roles(Processes):
-    """`names`: whether they are known by names (j-east.photon.test), and bound on loopback all the same."""
+    """`names`: whether they are known by names (j-east.photon.test), and bound on loopback all the same.
+    `imported`: datacenters whose logs are CSV, with an importer. `machines`: how many east has, with an event
+    store, a joiner and a dispatcher each."""
 
-    def __init__(self, root, datacenters=("east", "west"), names=False, **tables):
+    def __init__(self, root, datacenters=("east", "west"), names=False, imported=(), machines=0, **tables):
         super().__init__(root)
         self.root, self.out = root, root / "out"
         self._names = names
         (root / "secret").touch(0o600)
         (root / "secret").write_text("0123456789abcdef")
-        ports = iter(paired_ports(14))
+        ports = iter(paired_ports(24))
 
         def address(who):
             return f"{who}.photon.test:{next(ports)}" if names else f"127.0.0.1:{next(ports)}"
@@ -36,7 +38,13 @@ class Roles(Processes):
             },
             "west": {role: [address(f"{role}-west")] for role in ("eventstore", "joiner", "dispatcher")},
         }
+        if machines:
+            roles = ("eventstore", "joiner", "dispatcher")
+            self.places["east"] = {r: [address(f"{r}{n}-east") for n in range(machines)] for r in roles}
         self.places = {name: self.places[name] for name in datacenters}
+        self.imported = imported
+        for name in imported:
+            self.places[name]["importer"] = [address(f"i-{name}")]
         self.config = root / "photon.toml"
         self.config.write_text(self._document(**tables))
         for datacenter in self.places:
@@ -63,9 +71,10 @@ class Roles(Processes):
             settings[f"replicas.{name}"] = {"datacenter": datacenter, "grpc": grpc, "raft": raft}
         settings |= {f"datacenters.{name}": {} for name in ("east", "west", "central")}
         for name, roles in self.places.items():
+            logs = "*.csv" if name in self.imported else ""
             settings[f"datacenters.{name}"] = {
-                "primary": [str(self.root / f"logs-{name}" / "queries")],
-                "foreign": [str(self.root / f"logs-{name}" / "clicks")],
+                "primary": [str(self.root / f"logs-{name}" / "queries" / logs)],
+                "foreign": [str(self.root / f"logs-{name}" / "clicks" / logs)],
                 **{f"{role}s": addresses for role, addresses in roles.items()},
             }
         for table, values in settings.items():
@@ -117,12 +126,15 @@ class Roles(Processes):
 class Truth:
     """Writes both datacenters' logs; knows what must come of them without asking any of the system."""
 
-    def __init__(self, roles, seed=1):
+    def __init__(self, roles, seed=1, files=1):
         self._roles = roles
+        self._files = files
         self._rng = random.Random(seed)
         self._clock = SystemClock()
         self._number = 0
         self.pairs = set()
+        self.clicks = 0
+        """Lines, of each datacenter."""
 
     def write(self, count, twice=0.1):
         """So many queries, a click on most, some twice, to each datacenter's logs in its own order."""
@@ -136,15 +148,18 @@ class Truth:
                 click = {"id": f"c-{self._number}", "primary_id": query["id"], "ts_us": now_us + 5}
                 clicks += [click] * (2 if self._rng.random() < twice else 1)
                 self.pairs.add((query["id"], click["id"]))
+        self.clicks += len(clicks)
         for datacenter in self._roles.places:
             self._rng.shuffle(clicks)
             self._append(datacenter, "clicks", clicks)
             self._append(datacenter, "queries", queries)
 
     def _append(self, datacenter, kind, events):
-        path = self._roles.root / f"logs-{datacenter}" / kind / "log.jsonl"
-        with path.open("ab") as file:
-            file.write(b"".join(json.dumps(event).encode() + b"\n" for event in events))
+        for number in range(self._files):
+            name = f"log{number or ''}.jsonl"
+            with (self._roles.root / f"logs-{datacenter}" / kind / name).open("ab") as file:
+                some = events[number :: self._files]
+                file.write(b"".join(json.dumps(event).encode() + b"\n" for event in some))
 
     def joined(self):
         return joined_pairs(self._roles.out, growing=True)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from photon.cluster.roles import ROLES
 from photon.cluster.run import RunLoop, join
 from photon.cluster.statuses import Sample
 from photon.core.errors import UsageError
@@ -38,7 +39,7 @@ def site():
 
 def test_a_process_that_stands_still_does_not_keep_others_from_being_restarted(site):
     site.loop.until(lambda sample: len(site.polls) == 4)
-    assert site.reader.asked == [("registry", "eventstore", "joiner", "dispatcher")] and not site.told
+    assert site.reader.asked == [tuple(ROLES)] and not site.told
     site.reader.gate.set()
     seen = []
     site.loop.until(lambda sample: sample is not None and not seen.append(sample))

@@ -16,6 +16,7 @@ from photon.cluster.topology import (
     read_system,
     read_topology,
     topology_of,
+    unplaced,
     write_topology,
 )
 from photon.core.errors import SettingsError, UsageError
@@ -260,8 +261,44 @@ def test_every_role_has_its_metrics_and_its_place_in_the_settings():
     assert [*ROLES] == ["registry", *PIPELINE_ROLES]
     places = {field.name for field in dataclasses.fields(DatacenterPlace)}
     assert {f"{role}s" for role in PIPELINE_ROLES} < places
-    counts = [role.processes(parse_settings({})) for role in ROLES.values()]
-    assert counts == [3, 1, 1, 1]
+    for foreign, importers in (("/logs/clicks", 0), ("kafka://h:9092/clicks", 1)):
+        topology = unplaced(parse_settings({}), ["/logs/queries"], [foreign], Path("out"), drain=True)
+        assert [role.processes(topology) for role in ROLES.values()] == [3, importers, 1, 1, 1]
+
+
+def test_a_pipeline_reads_the_copies_of_its_sources():
+    of_west = {
+        "primary": ("/logs/queries*", "kafka://h:9092/queries?config=f"),
+        "foreign": ("/logs/*.csv",),
+        "importers": ("w:7440",),
+    }
+    settings = parse_settings(system())
+    west = dataclasses.replace(settings.datacenters["west"], **of_west)
+    topology = topology_of(dataclasses.replace(settings, datacenters={**settings.datacenters, "west": west}))
+    pipeline = topology.pipeline("west")
+    assert topology.process("importer", "west").address == "w:7440"
+    assert topology.sources_of(pipeline) == {
+        "primary": ["kafka://h:9092/queries?config=f"], "foreign": ["/logs/*.csv"],
+    }  # fmt: skip
+    assert topology.sources_of(topology.pipeline("east")) == {}
+    home = pipeline.home("importer")
+    plain, copies = topology.primary_of(pipeline)
+    assert (plain, Path(copies).parent.parent) == ("/logs/queries*", home / "primary")
+    assert Path(topology.foreign_of(pipeline)[0]).parent.parent == home / "foreign"
+
+
+@pytest.mark.parametrize(
+    ("foreign", "importers"),
+    [("/logs/clicks*", ("w:7440",)), ("kafka://h/t", ()), ("kafka://h/t", ("w:7440", "w:7441"))],
+)
+def test_a_pipeline_has_an_importer_where_it_has_sources(foreign, importers):
+    settings = parse_settings(system())
+    west = dataclasses.replace(settings.datacenters["west"], foreign=(foreign,), importers=importers)
+    settings = dataclasses.replace(settings, datacenters={**settings.datacenters, "west": west})
+    with pytest.raises(
+        SettingsError, match=r"'datacenters\.west\.importers': name the address of one importer"
+    ):
+        topology_of(settings)
 
 
 def test_the_settings_of_a_topology_are_checked_where_it_is_read(tmp_path):

@@ -43,7 +43,7 @@ class Deployed:
         self._is_down = False
         self._compose = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
         (self._toxiproxy_port,) = free_ports(1)
-        self._environment = {
+        self.environment = {
             **engine.environment,
             "COMPOSE_HTTP_TIMEOUT": "600",
             "COMPOSE_PROJECT_NAME": project,
@@ -57,7 +57,7 @@ class Deployed:
 
     def compose(self, *arguments: object) -> str:
         command = [*self._compose, "-f", str(self.directory / "docker-compose.yml"), *map(str, arguments)]
-        return run(command, self._environment, _COMMAND_S)
+        return run(command, self.environment, _COMMAND_S)
 
     def container(self, service: str) -> dict[str, Any]:
         """What the engine knows of a service's container."""

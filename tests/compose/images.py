@@ -42,7 +42,7 @@ def make_base(engine: Engine, cache: Path) -> None:
 
 def fetch_wheels(engine: Engine, cache: Path) -> Path:
     """For the base's Python; by pip in the base itself, on the machine's own network and with its CAs."""
-    wanted = (ROOT / "requirements/run.txt").read_bytes()
+    wanted = b"".join((ROOT / f"requirements/{name}.txt").read_bytes() for name in ("run", "image"))
     wheels = cache / f"wheels-{hashlib.sha256(wanted).hexdigest()[:16]}"
     if not wheels.exists():
         partial = wheels.with_suffix(".partial")
@@ -68,7 +68,7 @@ def fetch_wheels(engine: Engine, cache: Path) -> Path:
             "--wheel-dir=/wheels",
         ]
         engine.docker(
-            *arguments, BASE, *pip, "-r", "/requirements/run.txt", "setuptools>=77", timeout_s=_FETCH_S
+            *arguments, BASE, *pip, "-r", "/requirements/image.txt", "setuptools>=77", timeout_s=_FETCH_S
         )
         partial.replace(wheels)
     return wheels

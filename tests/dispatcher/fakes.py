@@ -178,7 +178,7 @@ class Site:
             drain,
             worker=worker,
             workers=workers,
-            eventstore=eventstore,
+            make_eventstore=eventstore and (lambda: eventstore),
             joiners=joiners,
         )
 
@@ -230,6 +230,7 @@ def some_events(count: int, tries: int = 0, names: int = 2, first: int = 0) -> E
         tries=np.full(count, tries, np.uint32),
         sends=np.zeros(count, np.uint32),
         first_seen=np.full(count, 1_000, np.int64),
+        files=np.arange(count, dtype=np.uint32) % 3,
         offsets=np.arange(count, dtype=np.int64) * 100,
         names=[f"logs/file-ü{name}.jsonl" for name in range(names)],
         name_from=steps,

@@ -459,8 +459,10 @@ def test_on_a_full_disk_it_does_not_serve_and_says_why_and_work_goes_on_when_the
 def test_health_is_told_before_the_work_that_is_under_way_has_ended(site, running, monkeypatch):
     server = running()
     seen = []
-    stop = server._driver.stop
-    monkeypatch.setattr(server._driver, "stop", lambda: (seen.append(health(server.address, NAME)), stop()))
+    stop = server._worker.driver.stop
+    monkeypatch.setattr(
+        server._worker.driver, "stop", lambda: (seen.append(health(server.address, NAME)), stop())
+    )
     server.stop()
     assert seen == [NOT_SERVING]
     assert health(server.address) == "UNAVAILABLE"

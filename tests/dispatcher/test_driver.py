@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from dispatcher.driver import Hedged, Recorder, WaitingBatches
+from dispatcher.driver import Hedged, WaitingBatches
 from dispatcher.ledger import Ledger, RetryQueue
+from dispatcher.recorder import Recorder
 from dispatcher.rules.events import NO_EVENTS, FreshBatch, Resolved, RetryBatch
 from dispatcher.rules.pacing import HELD_S_MAX, Pacing
 from dispatcher.rules.verdicts import none_joined

@@ -163,7 +163,9 @@ class FakeEventStore:
         self.read_to_us = time_us
         self._answers.put(b"")
 
-    def arrivals(self, after, read_to_us):
+    addresses = ("store",)
+
+    def arrivals(self, address, after, read_to_us):
         self.calls.append(after)
         answer = self._answers.get()
         if isinstance(answer, Exception):
@@ -271,7 +273,7 @@ def test_an_event_woken_too_early_waits_on_as_if_it_had_not_been_tried(late):
 
 
 def _waiting(late):
-    ledger = late.server._ledger
+    ledger = late.server._worker._ledger
     found = ledger.retries_from(b"", lambda _: True, 1 << 20)
     return [ledger._described(key, value) | {"due_us": due_us_of(key)} for key, value in found]
 

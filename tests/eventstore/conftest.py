@@ -29,6 +29,6 @@ def home(root):
 
 @pytest.fixture
 def client(home):
-    client = EventStoreClient(home.listen, 10.0)
+    client = EventStoreClient([home.listen], 10.0)
     yield client
     client.close()

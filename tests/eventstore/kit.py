@@ -9,7 +9,8 @@ from pathlib import Path
 from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
 from eventstore.lookup import EventLookup, LogsEventStore
-from eventstore.reader import Reader, ReadOn
+from eventstore.read_on import ReadOn
+from eventstore.reader import Reader
 from eventstore.server import EventStoreServer
 from photon.core.clock import SystemClock
 from photon.core.ids import IdPacker
@@ -41,16 +42,20 @@ def append(path, *lines, end=b"\n"):
         file.write(b"\n".join(lines) + end)
 
 
-def serve(root, listen="127.0.0.1:0", document=None, patterns=None, drain=False, start=True):
-    """Home, on the logs below `root`."""
+def serve(
+    root, listen="127.0.0.1:0", document=None, patterns=None, drain=False, start=True, peers=(), number=0
+):
+    """An event store on the logs below `root`."""
     server = EventStoreServer(
         parse_settings(document or {"logs": {"scan_interval_s": 0.05}}),
         listen,
-        root / "eventstore",
+        root / (f"eventstore-{number}" if number else "eventstore"),
         [str(pattern) for pattern in patterns or [root / "logs"]],
         root / "dead-letters",
         SystemClock(),
         drain,
+        peers=peers,
+        number=number,
     )
     if start:
         server.start()
@@ -82,6 +87,8 @@ class Parts:
         drain=False,
         cache_bytes=MIB,
         read_on_bytes=0,
+        clock=None,
+        peers=None,
     ):
         self.root = root
         self.notices = Notices("eventstore")
@@ -106,8 +113,9 @@ class Parts:
             log_format,
             self.dead_letters,
             logs_settings,
-            SystemClock(),
+            clock or SystemClock(),
             self.notices,
+            peers=peers,
         )
         self.logs = LogsEventStore(self.map, make_format, self.notices.tell)
         self.read_on = ReadOn(self.reader, self.map, make_format(), read_on_bytes, SystemClock())

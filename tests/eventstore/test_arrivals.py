@@ -7,12 +7,9 @@ import pytest
 
 from eventstore.arrivals import ARRIVED_MAX, Arrivals
 from eventstore.client import EventStoreClient
-from eventstore.server import CacheServer
-from photon.core.clock import SystemClock
 from photon.core.columns import split_ids
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Found
-from photon.core.settings import parse_settings
 from photon.logs.text import ALL_READ
 from tests.eventstore.kit import append, line, pack, serve
 from tests.waiting import wait_until
@@ -33,7 +30,7 @@ def told(arrivals, position=0):
 def heard(client, position):
     """The next answer that has other arrivals, without what it says of how far the logs are read."""
     while True:
-        now, _, found = client.arrivals(position, ALL_READ)
+        now, _, found = client.arrivals(client.addresses[0], position, ALL_READ)
         if now != position:
             return now, found
 
@@ -158,30 +155,15 @@ def test_a_line_that_comes_while_it_is_looked_for_is_told_of(root, home, client)
     assert heard(client, position) == (position + 1, pack("late"))
 
 
-def test_what_is_sent_past_the_logs_and_what_a_cache_process_missed_is_told_of(root, home, client):
+def test_what_is_sent_past_the_logs_is_told_of(root, home, client):
     client.lookup(pack("put"))
     client.put(pack("put"), [line("put")])
-    position, found = heard(client, 0)
-    assert found == pack("put")
-    settings = parse_settings({"logs": {"scan_interval_s": 0.05}})
-    cache = CacheServer(settings, "127.0.0.1:0", home.listen, SystemClock())
-    cache.start()
-    idents = [f"late-{number}" for number in range(20)]
-    wanted = b"".join(map(pack, idents))
-    wait_until(lambda: client.lookup(pack("nobody")) and client._view.caches)
-    assert set(client.lookup(wanted)[1]) == {b""}
-    append(root / "logs" / "a.jsonl", *map(line, idents))
-    told_of = set()
-    while len(told_of) < len(idents):
-        position, found = heard(client, position)
-        told_of |= set(split_ids(found))
-    assert told_of == set(split_ids(wanted))
-    cache.stop()
+    assert heard(client, 0)[1] == pack("put")
 
 
 def test_open_calls_keep_no_lookup_waiting_and_a_stop_ends_them_at_once(root):
     server = serve(root)
-    clients = [EventStoreClient(server.listen, 10.0) for _ in range(2)]
+    clients = [EventStoreClient([server.listen], 10.0) for _ in range(2)]
     position, _ = heard(clients[0], 0)
     calls = [listening(client, position) for client in clients]
     wait_until(lambda: len(server._arrivals._listeners) == 2)
@@ -203,7 +185,7 @@ def test_open_calls_keep_no_lookup_waiting_and_a_stop_ends_them_at_once(root):
 
 def test_a_client_goes_on_after_the_event_store_was_started_anew(root):
     server = serve(root)
-    client = EventStoreClient(server.listen, 10.0)
+    client = EventStoreClient([server.listen], 10.0)
     position, _ = heard(client, 0)
     server.stop()
     with pytest.raises(UnavailableError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eventstore import reader
+from eventstore import read_on
 from eventstore.client import EventStoreClient
 from eventstore.log_file_map import LogFileMap
 from photon.core.columns import split_ids
@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch):
-    monkeypatch.setattr(reader, "_REST_FACTOR", 0)
+    monkeypatch.setattr(read_on, "_REST_FACTOR", 0)
 
 
 def behind(parts):
@@ -98,7 +98,7 @@ def test_it_reads_no_more_than_the_bound_and_nothing_twice(root):
 
 
 def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(path, parts, monkeypatch):
-    monkeypatch.setattr(reader, "_REST_FACTOR", 1e9)
+    monkeypatch.setattr(read_on, "_REST_FACTOR", 1e9)
     append(path, line(IDS[0]))
     behind(parts)
     assert outcomes(parts, IDS[0])[0] == [Found.FOUND]
@@ -107,7 +107,7 @@ def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(path, parts, m
 
 
 def test_it_reads_on_in_the_file_its_server_wrote_to_last_among_many(root, monkeypatch):
-    monkeypatch.setattr(reader, "FILES_LOOKED_AT_MAX", 0)
+    monkeypatch.setattr(read_on, "FILES_LOOKED_AT_MAX", 0)
     for n in range(50):
         append(root / "logs" / f"{n:02}.jsonl", line(f"10.0.1.{n}:7:5"), line(f"10.0.1.{n}:7:9000005"))
     parts = Parts(root, read_on_bytes=1 << 16).read_all()
@@ -182,7 +182,7 @@ def test_a_lost_map_is_rebuilt_while_lookups_are_answered(root, monkeypatch):
 
     monkeypatch.setattr(LogFileMap, "write", held)
     server = serve(root)
-    client = EventStoreClient(server.listen, 10.0)
+    client = EventStoreClient([server.listen], 10.0)
     try:
         dice = random.Random(2)
         deadline = time.monotonic() + 60

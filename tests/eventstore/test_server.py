@@ -26,7 +26,7 @@ DATA = Path(os.environ.get("PHOTON_SHARED_DATA", Path(__file__).parents[3] / "sh
 @pytest.fixture
 def served(root):
     server = serve(root)
-    client = EventStoreClient(server.listen, 10.0)
+    client = EventStoreClient([server.listen], 10.0)
     yield client
     client.close()
     server.stop()
@@ -74,11 +74,11 @@ def test_ids_that_are_no_ids_are_refused(served):
 
 def test_a_port_that_is_taken_is_told(root, served):
     with pytest.raises(AddressInUseError, match="choose another"):
-        serve(root / "other", listen=served._address)
+        serve(root / "other", listen=served.addresses[0])
 
 
 def test_a_server_that_is_not_there_is_unavailable():
-    client = EventStoreClient("127.0.0.1:1", 0.5)
+    client = EventStoreClient(["127.0.0.1:1"], 0.5)
     with pytest.raises(UnavailableError, match=r"event store 127\.0\.0\.1:1"):
         client.lookup(pack("x"))
     with pytest.raises(UnavailableError):
@@ -167,7 +167,7 @@ def test_killed_at_random_moments_it_skips_nothing_and_counts_exactly(root):
     while True:
         child = start_python(CHILD, root)
         try:
-            client = EventStoreClient(child.stdout.readline().decode().strip(), 10.0)
+            client = EventStoreClient([child.stdout.readline().decode().strip()], 10.0)
             if kills < 6:
                 time.sleep(rng.random() * 0.06)
                 child.send_signal(signal.SIGKILL)
@@ -202,7 +202,7 @@ def test_real_spans_with_repeats_are_all_found_each_by_its_first_line(root):
             read += 1
             firsts.setdefault(json.loads(text)["id"], text[:-1])
     server = serve(root, patterns=[source], drain=True, document={"eventstore": {"cache_bytes": 16 << 20}})
-    client = EventStoreClient(server.listen, 10.0)
+    client = EventStoreClient([server.listen], 10.0)
     try:
         wait_until(lambda: client.status()["caught_up"], 60)
         assert client.status()["primary_events"] == read == 328_848

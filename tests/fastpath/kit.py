@@ -157,9 +157,7 @@ class Run:
         (pipeline,) = [
             p for p in json.loads(topology.read_bytes())["pipelines"] if p["datacenter"] == datacenter
         ]
-        path = FastPath(
-            pipeline["eventstores"][0], pipeline["joiners"], settings or Settings(), SystemClock()
-        )
+        path = FastPath(pipeline["eventstores"], pipeline["joiners"], settings or Settings(), SystemClock())
         return self._paths.enter_context(path)
 
     def children(self):

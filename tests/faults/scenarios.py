@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from photon.core.settings import PIPELINE_ROLES
 from tests.faults.kit.crashing import POINTS, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.system import FaultSystem
@@ -28,7 +27,7 @@ _CRASHING_S: Final = (2.0, 5.0)
 
 def kill_at_random_moments(system: FaultSystem, rng: random.Random, kills: int = KILLS) -> None:
     """SIGKILL, each role as often as the others; now and then the next kill hits before all is up again."""
-    roles = ["registry", *PIPELINE_ROLES]
+    roles = [*POINTS]
     restarts = system.dev.supervisor.restarts()
     for number in range(kills):
         role = roles[number % len(roles)]

@@ -54,8 +54,11 @@ _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
     "Reshard": {"shards": 2, "at_us": 1},
     "Replace": {"old": "nobody"},
     "Set": {"retire": "nobody"},
+    "Beat": {"group": "fuzzed", "name": "m", "life": 1, "address": "127.0.0.1:9", "shares": 2},
+    "Drain": {"group": "fuzzed", "name": "m"},
+    "Write": {"group": "fuzzed", "share": 0, "sequencer": 1, "keys": [b"k"], "values": [b"v"]},
     "Put": {"ids": _IDS, "events": b"{}\n" * 3},
-    "Announce": {"address": "127.0.0.1:9", "leaving": True},
+    "Follow": {"address": "127.0.0.1:9", "life": 1, "after": 1},
     "Join": {
         "ids": _IDS,
         "primary_ids": _KNOWN,
@@ -75,8 +78,8 @@ _NEVER_RIGHT: Final = ("Reshard", "Replace", "Set")
 _ONLY_VALUES: Final[Mapping[str, list[Any]]] = {
     "ReshardRequest.at_us": _FAR,
     "ReplaceRequest.old": ["", "nobody", "r1", "\0", "x" * _GIANT],
-    # An address that can be dialed would be told to every client of home, for seconds.
-    "AnnounceRequest.address": ["", "x", ":", "a:b", "127.0.0.1:", "\n:1", "x" * _GIANT],
+    # An address that can be dialed would be told to all, for a minute.
+    "FollowRequest.address": ["", "x", ":", "a:b", "127.0.0.1:", "\n:1", "x" * _GIANT],
 }
 _ONLY: Final = {name: st.sampled_from(values) for name, values in _ONLY_VALUES.items()}
 

@@ -128,18 +128,18 @@ class Site(Processes):
             "ids": [shard["ids"] for shard in registry["shards"]],
             "version": registry["version"],
             "members": registry["members"],
-            "caches": self.caches(),
+            "stores": self.stores(),
             "primary": self.status("eventstore")["primary_events"],
             "joined": self.status("joiner")["joined"],
             "fates": events["fates"],
             "lines": self.joined(),
         }
 
-    def caches(self) -> list[str]:
-        """Cache processes that home knows."""
+    def stores(self) -> list[str]:
+        """The event stores that one tells of."""
         with self.network.open(self.address("eventstore")) as channel:
             stub = eventstore_pb2_grpc.EventStoreStub(channel)  # type: ignore[no-untyped-call]
-            return list(stub.Members(eventstore_pb2.MembersRequest(), timeout=WAIT_S).caches)
+            return list(stub.Members(eventstore_pb2.MembersRequest(), timeout=WAIT_S).members)
 
     def check_unharmed(self, before: Mapping[str, Size], facts: Mapping[str, Any] | None = None) -> None:
         """All processes live, work, are as large as before, and have written no traceback."""

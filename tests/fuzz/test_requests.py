@@ -82,7 +82,7 @@ def test_a_request_beyond_the_bound_of_its_room_is_refused(plain: Site) -> None:
 def kept_of(site: Site) -> dict[str, Any]:
     """What no caller but an administrator changes."""
     facts = site.facts()
-    return {name: facts[name] for name in ("members", "caches", "version")}
+    return {name: facts[name] for name in ("members", "stores", "version")}
 
 
 def mutate(site: Site, role: str, method: MethodDescriptor, examples: int) -> None:

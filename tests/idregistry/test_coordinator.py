@@ -24,7 +24,8 @@ from idregistry.rules.commands import (
     Standing,
     encode,
 )
-from idregistry.rules.directory import DirectoryState, Proposal, iso_utc
+from idregistry.rules.directory import DirectoryState, Proposal
+from idregistry.rules.names import iso_utc
 from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import ShardState

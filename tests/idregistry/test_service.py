@@ -24,9 +24,9 @@ from idregistry.service import (
     COMMITS_SHARE,
     COMMITS_WAITING_MAX,
     LOOKUP_LAG_MAX,
-    LOOKUP_PART,
     LOOKUPS_MAX,
 )
+from idregistry.wire import LOOKUP_PART
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
 from photon.core.errors import (

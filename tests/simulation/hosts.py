@@ -344,7 +344,8 @@ class HostNode:
 
     def _reached_us(self) -> int | None:  # as server.RegistryServer
         newest = max((one.state.latest_us for one in self.hosting.shards.values()), default=BEGINNING)
-        assert self.host is not None
+        if self.host is None:
+            return None  # it died while a handler waited: nobody hears that one's answer
         directory = self.host.replicas[DIRECTORY_GROUP]
         return reached_us(directory, BASE_US + round(self.world.clock.at * 1e6) + self.world.wrong_us, newest)
 

@@ -1,0 +1,262 @@
+"""What is kept of a share in the registry, so that another dispatcher can go on with it when a machine is
+lost with its disk (docs/dispatcher.md): how far each file is read, the counts, and where the events stand
+that wait. It is as of a transaction of the ledger, so all three fit each other.
+
+    s         the counts (rules/verdicts.Totals)
+    f number  a file's FileState
+    o number  offsets of the events of that file that wait, sorted
+
+What was decided after the last checkpoint is read again by whoever goes on: the registry makes that harmless,
+and it is counted once, though as a duplicate where it had been joined.
+"""
+
+import os
+import threading
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dispatcher.ledger import Entry, Ledger
+from dispatcher.rules.events import Events, pack_values, unpack_places
+from dispatcher.rules.verdicts import NOTHING, Totals
+from photon.core.errors import CorruptStateError
+from photon.logs.files import (
+    FileState,
+    SeenFile,
+    digest,
+    find,
+    pack_file_state,
+    read_at,
+    shown,
+    unpack_file_state,
+)
+from photon.logs.formats import JsonLines
+from photon.logs.packed import is_packed, unpacked
+from photon.logs.writer import LogPosition
+
+Files = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+Places = tuple[Files, Offsets]
+"""Of N events: the number of the file, and where in it the line stands."""
+
+_COUNTS: Final = b"s"
+_FILE: Final = b"f"
+_OPEN: Final = b"o"
+_NUMBER_BYTES: Final = 8
+_FAST: Final = 1
+_LINE_STEP: Final = 4096
+_NO_OFFSETS: Final = np.empty(0, np.int64)
+
+
+class Book:
+    """The rows of a share as its ledger has them. `note` is for the thread that records; `rows` for another.
+
+    `letters`: where the ledger's dead letters ended then.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        """StorageError, CorruptStateError."""
+        self._ledger = ledger
+        self._mutex = threading.Lock()
+        self._packed: dict[bytes, bytes] = {}
+        self._files = {state.number: state for state in ledger.files()}
+        self._open: dict[int, Offsets] = {}
+        self._opened: dict[int, list[Offsets]] = defaultdict(list)
+        self._ended: dict[int, list[Offsets]] = defaultdict(list)
+        self._totals, self.letters = ledger.totals, ledger.letters
+        self._dirty = set(self._files)
+        for values in ledger.waiting_values():
+            _sort_in(self._opened, unpack_places(values))
+
+    def note(self, files: Iterable[FileState], opened: Places, ended: Places) -> None:
+        """A transaction is done: the states of these files, events that wait from now on, and that wait no
+        more."""
+        with self._mutex:
+            for state in files:
+                self._files[state.number] = state
+                self._dirty.add(state.number)
+            _sort_in(self._opened, opened)
+            _sort_in(self._ended, ended)
+            self._totals, self.letters = self._ledger.totals, self._ledger.letters
+
+    def rows(self) -> tuple[dict[bytes, bytes], LogPosition]:
+        """All, and `letters`, as of the last transaction."""
+        with self._mutex:
+            self._packed[_COUNTS] = msgspec.msgpack.encode(self._totals)
+            for number in self._dirty:
+                self._put(_key(_FILE, number), _packed_state(self._files[number]))
+                if self._files[number].gone:
+                    del self._files[number]
+            for number in self._opened.keys() | self._ended.keys():
+                opened = np.concatenate([self._open.pop(number, _NO_OFFSETS), *self._opened[number]])
+                still = np.setdiff1d(opened, np.concatenate([_NO_OFFSETS, *self._ended[number]]))
+                if len(still):
+                    self._open[number] = still
+                self._put(_key(_OPEN, number), _packed_offsets(still))
+            self._dirty = set()
+            self._opened.clear()
+            self._ended.clear()
+            return dict(self._packed), self.letters
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        if value:
+            self._packed[key] = value
+        else:
+            self._packed.pop(key, None)
+
+
+def differing(
+    rows: Mapping[bytes, bytes], kept: Mapping[bytes, bytes]
+) -> tuple[dict[bytes, bytes], list[bytes]]:
+    """What is to be written and removed so that what is `kept` becomes `rows`."""
+    return {k: v for k, v in rows.items() if kept.get(k) != v}, [k for k in kept if k not in rows]
+
+
+@dataclass(slots=True)
+class Kept:
+    """Rows, unpacked."""
+
+    totals: Totals = NOTHING
+    files: dict[int, FileState] = field(default_factory=dict)
+    open: dict[int, Offsets] = field(default_factory=dict)
+
+
+def unpack_rows(rows: Mapping[bytes, bytes]) -> Kept:
+    """CorruptStateError."""
+    kept = Kept()
+    try:
+        for key, value in rows.items():
+            number = int.from_bytes(key[1:], "big")
+            if key == _COUNTS:
+                kept.totals = msgspec.msgpack.decode(value, type=Totals)
+            elif key[:1] == _FILE:
+                kept.files[number] = unpack_file_state(value)
+            elif key[:1] == _OPEN:
+                kept.open[number] = np.cumsum(np.frombuffer(zlib.decompress(value), "<i8"))
+    except (msgspec.DecodeError, zlib.error, ValueError) as error:
+        raise CorruptStateError(f"what the registry keeps of a share can't be read: {error}") from error
+    return kept
+
+
+def restore(
+    ledger: Ledger, rows: Mapping[bytes, bytes], patterns: Sequence[str], log_format: JsonLines, now_us: int
+) -> int:
+    """Put the rows into a ledger that is new. How many of the events that wait are lost, as their lines can't
+    be read any more: they are taken out of the counts, and a byte of each is told as lost. StorageError."""
+    kept = unpack_rows(rows)
+    found = find(patterns, lambda *_: None)
+    here = {number: _found_here(state, found) for number, state in kept.files.items()}
+    values: list[bytes] = []
+    lost = 0
+    for number, offsets in kept.open.items():
+        state = here.get(number)
+        lines = {} if state is None else _lines_at(state, found, offsets)
+        events = _parsed(number, shown(state.name) if state else "", lines, log_format, now_us)
+        lost += len(offsets) - len(events)
+        values += pack_values(events) if len(events) else []
+    totals = kept.totals.plus(Totals(-lost, {}, 0, NOTHING.latencies, lost))
+    due_us = np.full(len(values), now_us, np.int64)
+    ledger.record(Entry(list(here.values()), totals, due_us=due_us, retries=values))
+    return lost
+
+
+def _found_here(state: FileState, found: Sequence[SeenFile]) -> FileState:
+    """Its device has another number on each machine, and it may have another name since."""
+    if state.version:
+        return state  # an archive is known by what is in it
+    same = [one for one in found if one.inode == state.inode and not is_packed(one.name)]
+    for one in sorted(same, key=lambda one: one.path != state.path):
+        with suppress(OSError):
+            if digest(read_at(one.path, 0, state.head_bytes)) == state.head or not state.head_bytes:
+                place = {name: getattr(one, name) for name in ("path", "name", "device", "inode", "source")}
+                return replace(state, **place)
+    return state
+
+
+def _lines_at(state: FileState, found: Sequence[SeenFile], offsets: Offsets) -> dict[int, bytes]:
+    """Offset -> line, of those that can be read."""
+    with suppress(OSError, EOFError, ValueError):
+        if state.version:
+            [archive] = [one for one in found if one.source == state.source or one.name == state.name][:1]
+            return _cut(unpacked(archive.path), offsets.tolist())
+        with open(state.path, "rb", buffering=0) as file:
+            return {offset: line for offset in offsets.tolist() if (line := _line(file.fileno(), offset))}
+    return {}
+
+
+def _line(fd: int, offset: int) -> bytes:
+    data = b""
+    while b"\n" not in data:
+        more = os.pread(fd, _LINE_STEP, offset + len(data))
+        if not more:
+            break
+        data += more
+    return data.partition(b"\n")[0]
+
+
+def _cut(pieces: Iterable[bytes], offsets: Sequence[int]) -> dict[int, bytes]:
+    """Lines at sorted offsets of what the pieces are together."""
+    lines: dict[int, bytes] = {}
+    begin, held, wanted = 0, b"", iter(offsets)
+    offset = next(wanted, None)
+    for piece in pieces:
+        held += piece
+        while (
+            offset is not None
+            and (end := held.find(b"\n", offset - begin)) >= 0
+            and offset < begin + len(held)
+        ):
+            lines[offset] = held[offset - begin : end]
+            offset = next(wanted, None)
+        if offset is None:
+            break
+        keep = max(0, min(len(held), offset - begin))
+        begin, held = begin + keep, held[keep:]
+    return lines
+
+
+def _parsed(number: int, name: str, lines: Mapping[int, bytes], log_format: JsonLines, now_us: int) -> Events:
+    """The events that stand there, each by itself: a line that is none is left out."""
+    text = b"".join(line + b"\n" for line in lines.values())
+    parsed = log_format.parse_foreign(text)
+    starts = np.cumsum([0, *(len(line) + 1 for line in lines.values())])[:-1]
+    chosen = np.searchsorted(starts, parsed.starts)
+    count = len(parsed.lines)
+    return Events(
+        ids=parsed.ids,
+        primary_ids=parsed.primary_ids,
+        times=parsed.times,
+        lines=parsed.lines,
+        tries=np.zeros(count, np.uint32),
+        sends=np.zeros(count, np.uint32),
+        first_seen=np.full(count, now_us, np.int64),
+        files=np.full(count, number, np.uint32),
+        offsets=np.array(list(lines), np.int64)[chosen],
+        names=[name],
+        name_from=[0],
+    )
+
+
+def _sort_in(into: dict[int, list[Offsets]], places: Places) -> None:
+    files, offsets = places
+    for number in np.unique(files).tolist():
+        into[number].append(offsets[files == number])
+
+
+def _key(kind: bytes, number: int) -> bytes:
+    return kind + number.to_bytes(_NUMBER_BYTES, "big")
+
+
+def _packed_state(state: FileState) -> bytes:
+    return b"" if state.gone else pack_file_state(state)
+
+
+def _packed_offsets(offsets: Offsets) -> bytes:
+    return zlib.compress(np.diff(offsets, prepend=0).astype("<i8").tobytes(), _FAST) if len(offsets) else b""

@@ -1,0 +1,99 @@
+"""A datacenter of two machines: either may be lost, with the disks of its event store and dispatcher."""
+
+import json
+import shutil
+import signal
+import threading
+
+import pytest
+
+from tests.cluster.roles_kit import Roles, Truth
+from tests.health import SERVING
+from tests.system import photon
+from tests.waiting import wait_until
+
+ROLES = ("eventstore", "joiner", "dispatcher")
+FILES = 12
+
+
+class Machines(Roles):
+    def __init__(self, root):
+        super().__init__(root, datacenters=("east",), machines=2, dispatcher={"workers": 4})
+
+    @staticmethod
+    def of(machine):
+        return [(role, f"east/{machine}" if machine else "east") for role in ROLES]
+
+    def lose(self, machine):
+        """SIGKILL for all, and the disks are gone but for the joiner's, whose lines others can't write."""
+        self.signal(signal.SIGKILL, *self.of(machine))
+        self.kill(*self.of(machine))
+        for role in ("eventstore", "dispatcher"):
+            shutil.rmtree(self.root / "work" / "east" / (f"{role}-{machine}" if machine else role))
+
+    def status(self):
+        return json.loads(photon("status", "--json", "--config", self.config).stdout)
+
+    def dispatchers(self):
+        told = self.status()
+        return [told[f"dispatcher-{name}"] for name in ("east", "east-1") if told.get(f"dispatcher-{name}")]
+
+    def shares(self):
+        """How many each dispatcher that answers runs."""
+        return [sum(one["runs"] for one in told["shares"].values()) for told in self.dispatchers()]
+
+    def counted(self):
+        found = self.dispatchers()
+        return sum(one["foreign_events"] for one in found), sum(one["pending"] for one in found)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_either_machine_may_be_lost_while_events_come(tmp_path):
+    machines = Machines(tmp_path)
+    machines.start()
+    truth, stop = Truth(machines, files=FILES), threading.Event()
+
+    def write():
+        while not stop.wait(0.1):
+            truth.write(20)
+
+    writer = threading.Thread(target=write)
+    try:
+        machines.await_health(SERVING)
+        wait_until(lambda: sorted(machines.shares()) == [2, 2])
+        writer.start()
+        for machine in (1, 0):
+            before = len(truth.joined())
+            wait_until(lambda before=before: len(truth.joined()) > before + 100)
+            machines.lose(machine)
+            wait_until(lambda: machines.shares() == [4])
+            before = len(truth.pairs)
+            wait_until(lambda before=before: len(truth.joined()) > before, what=machines.told)
+            machines.start(*machines.of(machine))
+            machines.await_health(SERVING, *machines.of(machine))
+            wait_until(lambda: sorted(machines.shares()) == [2, 2])
+        drained = photon("drain", "dispatcher-east", "--config", machines.config)
+        assert (drained.returncode, drained.stderr) == (0, "")
+        assert "dispatcher-east has no shares any more" in drained.stdout
+        told = photon("status", "--config", machines.config).stdout
+        assert "dispatcher-east, which leaves: none; dispatcher-east-1: 0 1 2 3" in told
+        alone = photon("drain", "dispatcher-east-1", "--config", machines.config)
+        assert (alone.returncode, "no other dispatcher" in alone.stderr) == (1, True)
+        nobody = photon("drain", "dispatcher-west", "--config", machines.config)
+        assert (nobody.returncode, "there are: dispatcher-east," in nobody.stderr) == (2, True)
+        stop.set()
+        writer.join()
+        truth.await_all()
+        wait_until(lambda: machines.counted() == (truth.clicks, 0), what=lambda: str(machines.counted()))
+        for told in machines.dispatchers():
+            assert told["foreign_events"] == sum(told["fates"].values())
+        stores = [machines.status()[f"eventstore-{name}"] for name in ("east", "east-1")]
+        assert len({one["primary_events"] for one in stores}) == 1
+        assert all(one["serves"] for one in stores)
+    finally:
+        stop.set()
+        if writer.ident is not None:
+            writer.join()
+        machines.kill()
