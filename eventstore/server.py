@@ -66,11 +66,15 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         on_fatal: Callable[[BaseException], None] = lambda _: None,
         network: Network = LOOPBACK,
         peers: Sequence[str] = (),
+        dispatchers: int = 1,
         number: int = 0,
     ) -> None:
-        """CorruptStateError, LockedError, SettingsError, StorageError, UsageError."""
+        """`dispatchers`: how many processes of them wait for arrivals.
+
+        CorruptStateError, LockedError, SettingsError, StorageError, UsageError.
+        """
         own = settings.eventstore
-        listeners = _LISTENERS_A_DISPATCHER * settings.dispatcher.workers
+        listeners = _LISTENERS_A_DISPATCHER * dispatchers
         self._arrivals = Arrivals(listeners)
         # Each that waits for arrivals or follows has a thread; as many are left to lookups. As many as are
         # known here may come that are not.

@@ -250,6 +250,7 @@ def _eventstore(topology: "Topology", process: "Process", network: "Network", fa
         on_fatal=fail,
         network=network,
         peers=pipeline.eventstores,
+        dispatchers=len(pipeline.dispatchers),
         number=process.number,
     )
     registry = _registry_client(topology, process.datacenter, network)

@@ -88,7 +88,9 @@ def test_every_process_of_every_role_runs_and_the_fates_of_the_whole_add_up(runn
     text = command("status", "--work", out).out  # the run's OUT does as well
     assert "42 foreign events = joined 40 + malformed 1 + pending 1" in text
     assert "cache: " in text
-    assert text.count("one of 2 that serve") == 2
+    # Of an event store that a busy machine kept silent for some seconds, the other one may not count as one.
+    both = "one of 2 that serve"
+    wait_until(lambda: command("status", "--work", out).out.count(both) == 2, what="both stores serve")
 
 
 def test_a_dispatchers_line_tells_how_far_behind_it_is_and_how_long_events_took():

@@ -67,9 +67,10 @@ def test_a_reader_that_is_closed_leaves_no_threads_and_no_channels():
             client.status()
 
 
-def test_only_an_event_store_has_caches_beside_it():
+def test_event_stores_tell_how_many_they_are_unless_one_is_all():
     assert line_of({"members": {"r0": "127.0.0.1:1", "r1": "127.0.0.1:2"}}) == ""
-    assert line_of({"members": ["127.0.0.1:3"]}) == "1 cache processes beside"
+    assert line_of({"members": ["127.0.0.1:3"]}) == ""
+    assert line_of({"members": ["127.0.0.1:3", "127.0.0.1:4"]}) == "one of 2 that serve"
 
 
 @pytest.fixture

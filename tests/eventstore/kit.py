@@ -43,7 +43,15 @@ def append(path, *lines, end=b"\n"):
 
 
 def serve(
-    root, listen="127.0.0.1:0", document=None, patterns=None, drain=False, start=True, peers=(), number=0
+    root,
+    listen="127.0.0.1:0",
+    document=None,
+    patterns=None,
+    drain=False,
+    start=True,
+    peers=(),
+    number=0,
+    dispatchers=1,
 ):
     """An event store on the logs below `root`."""
     server = EventStoreServer(
@@ -55,6 +63,7 @@ def serve(
         SystemClock(),
         drain,
         peers=peers,
+        dispatchers=dispatchers,
         number=number,
     )
     if start:

@@ -206,3 +206,14 @@ def _looked_up(client, ids):
         return client.lookup(ids)
     except UnavailableError:
         return None
+
+
+def test_as_many_calls_wait_as_there_may_be_of_all_dispatchers(root):
+    server = serve(root, dispatchers=3)
+    clients = [EventStoreClient([server.listen], 10.0) for _ in range(6)]
+    position, _ = heard(clients[0], 0)
+    calls = [listening(client, position) for client in clients]
+    wait_until(lambda: len(server._arrivals._listeners) == 6)
+    server.stop(grace_s=60.0)
+    for thread, _ in calls:
+        thread.join(30)
