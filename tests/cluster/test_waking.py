@@ -43,9 +43,17 @@ def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
     config.write_text(settings, "utf-8")
 
     def statuses(role: str) -> list[dict]:
-        done = command("status", "--work", out / ".photon", "--json")
-        shown = json.loads(done.out) if done.out.startswith("{") else {}
-        return [status for name, status in shown.items() if name.startswith(role) and status]
+        """Of all processes of a role, once each of them answers."""
+        said = []
+
+        def answered() -> list[dict]:
+            done = command("status", "--work", out / ".photon", "--json")
+            said[:] = [done]
+            shown = json.loads(done.out) if done.out.startswith("{") else {}
+            found = [status for name, status in shown.items() if name.startswith(role)]
+            return found if all(found) else []
+
+        return wait_until(answered, what=lambda: f"no status: {said}")
 
     def total(count: str) -> int:
         return sum(status[count] for status in statuses("dispatcher-"))
@@ -65,7 +73,8 @@ def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
         append(logs / "queries" / "q.jsonl", 1, CLICKS, "q")
         wait_until(lambda: len(joined_pairs(out, growing=True)) == CLICKS, 60, "all are joined")
         wait_until(lambda: not total("pending"), 60, "and counted")
-        assert total("woken") > CLICKS / 2
+        woken = total("woken")
+        assert woken > CLICKS / 2, (woken, statuses("dispatcher-"), statuses("eventstore-"))
     summary = json.loads(process.said[0])
     assert (process.returncode, summary["joined"], summary["pending"]) == (0, CLICKS, 0)
     assert joined_pairs(out) == {(f"q{n}", f"c{n}"): 1 for n in range(CLICKS)}
