@@ -23,6 +23,7 @@ import grpc
 import numpy as np
 import psutil
 
+from benchmarks import registry_size
 from benchmarks.measuring import BenchError, Row, cpu_seconds, machine_now, percentiles
 from benchmarks.registry_load import (
     WARM_S,
@@ -255,6 +256,11 @@ def sets(plan: Plan) -> Row:
     return {"spread_rows": spread(plan.directory, seconds), "relief_rows": relief(plan.directory, seconds)}
 
 
+def size(plan: Plan) -> Row:
+    """What a replica's state costs as it grows."""
+    return {"size_rows": registry_size.rows(registry_size.SIZES[: 1 if plan.quick else None], plan.directory)}
+
+
 def kill_once(cluster: Cluster, clients: Clients, watch_s: float) -> float:
     """Seconds from the kill to the end of the silence it made; the killed one runs again after."""
     begin, end = clients.begin(watch_s, in_flight=_TRYING)
@@ -285,6 +291,7 @@ PARTS: Final[dict[str, Callable[[Plan], Row]]] = {
     "wan": wan,
     "failover": failover,
     "sets": sets,
+    "size": size,
 }
 
 

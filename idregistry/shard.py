@@ -15,11 +15,12 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from idregistry.rules.commands import CommandError, Commit, Release, decode, encode
+from idregistry.rules.commands import Command, CommandError, Commit, Release, decode, encode
 from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
 from idregistry.rules.state import ShardState
 from idregistry.rules.steward import DAY_US, Steward, boundary_due, command_due
+from idregistry.segment_file import SegmentFiles
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.fates import Registered
@@ -217,9 +218,8 @@ def _ids_of(command: memoryview) -> frozenset[bytes]:
     return frozenset(split_ids(decoded.ids)) if isinstance(decoded, Commit) else _NONE
 
 
-_TIDY_EVERY_S: Final = 0.05
-"""A step of local work (some milliseconds) is taken so often while commits come, here or through another
-leader, and without a pause while none do."""
+_FILING_EVERY_S: Final = 0.1
+"""So often it is looked whether ids are to be sealed, or segments to be merged."""
 
 
 class Shard:
@@ -244,7 +244,7 @@ class Shard:
     ) -> None:
         self.number = number = shard_of_group(group)[0]
         self.group = group
-        self.state = ShardState(number)
+        self.state = ShardState(number, SegmentFiles)
         self.pending = Pending()
         self.log: ReplicatedLog
         """Given by who hosts it, before anybody but the raft thread may ask for it."""
@@ -265,8 +265,7 @@ class Shard:
         self._housekeeping = False
         self._boundary_us = NO_BOUNDARY  # as last seen by this replica as the leader
         self._boundary_moved_at = clock.monotonic()
-        self._tidy_at = 0.0
-        self._tidied_ids = 0
+        self._file_at = 0.0
         self._commits = 0
         self._committed_ids = 0
 
@@ -279,7 +278,6 @@ class Shard:
             self.queue.send_elsewhere(log.leader)
         elif may_propose:
             self._propose(log, view if known else None)
-        self._tidy(log)
 
     def _propose(self, log: ReplicatedLog, view: View | None) -> None:
         """`view`: None while the directory here does not know the group yet."""
@@ -294,6 +292,8 @@ class Shard:
             self._clock.now_us(),
             self._boundary_due(),
         )
+        if command is None:
+            command = self._filing_due()
         if command is not None:
             self._housekeeping = True
             log.propose(encode(command, view.protocol), self._housekeeping_done)
@@ -341,29 +341,26 @@ class Shard:
         # Whatever came of it: the next turn looks at the state and sees what is still due.
         self._housekeeping = False
 
-    def _tidy(self, log: ReplicatedLog) -> None:
-        """One step of what every replica does by itself in its memory."""
+    def _filing_due(self) -> Command | None:
+        """Looked at now and then: there are many turns."""
         now = self._clock.monotonic()
-        if now < self._tidy_at:
-            return
-        ids = self.state.ids
-        is_busy = bool(self.queue) or bool(log.in_flight) or ids != self._tidied_ids
-        self._tidied_ids = ids
-        if self.state.tidy() and not is_busy:
-            self._tidy_at = now
-            self._wake()
-        else:
-            self._tidy_at = now + _TIDY_EVERY_S
+        if now < self._file_at:
+            return None
+        self._file_at = now + _FILING_EVERY_S
+        return self.state.filing_due()
 
     def status(self) -> dict[str, object]:
         """What the Status RPC says of this shard. Any thread."""
         state, status = self.state, self.log.status()
         kept_us = round(self._settings.retention_days * DAY_US)
         held_us = self._clock.now_us() - kept_us - state.boundary_us if kept_us else 0
+        segments, file_bytes = state.filed()
         return {
             "shard": self.number,
             **group_status(self.log),
             "ids": state.ids,
+            "segments": segments,
+            "file_bytes": file_bytes,
             "commits": self._commits,
             "committed_ids": self._committed_ids,
             "commit_index": status.commit_index,

@@ -93,7 +93,20 @@ class Configure(_Command, frozen=True):
     configuration: Configuration
 
 
-Command = Commit | Release | Boundary | Fences | Prepare | Configure
+class Seal(_Command, frozen=True):
+    """The ids in the dicts are segment `number`; nothing is done where that is not the next number."""
+
+    number: int
+
+
+class Merge(_Command, frozen=True):
+    """What is alive of these segments is segment `number`; as of Seal."""
+
+    number: int
+    inputs: tuple[int, ...]
+
+
+Command = Commit | Release | Boundary | Fences | Prepare | Configure | Seal | Merge
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -44,11 +44,12 @@ def _keys_struct(count: int) -> struct.Struct:
 class Encoded:
     """A batch of ids: `subs` (1 x N bytes, the number of each one's sub-dict) and `keys` (N of 15 bytes)."""
 
-    __slots__ = ("_distinct", "_hashes", "_ids", "count", "keys", "subs")
+    __slots__ = ("_distinct", "_hashes", "_ids", "_probes", "count", "keys", "subs")
 
     def __init__(self, ids: bytes) -> None:
         self._ids = ids
         self._hashes: Hashes | None = None
+        self._probes: tuple[Hashes, Hashes] | None = None
         self._distinct: bool | None = None
         self.count = len(ids) // ID_BYTES
         raw = self._encode_few() if self.count <= FEW else self._encode()
@@ -66,6 +67,17 @@ class Encoded:
     def tails(self) -> Hashes:
         """N second halves: what tells ids of one hash apart."""
         return np.frombuffer(self._ids, "<u8")[1::2]
+
+    @property
+    def probes(self) -> tuple[Hashes, Hashes]:
+        """As of `probes_of`."""
+        if self._probes is None:
+            self._probes = probes_of(self.hashes)
+        return self._probes
+
+    def id(self, place: int) -> bytes:
+        """One of the ids."""
+        return self._ids[place * ID_BYTES : (place + 1) * ID_BYTES]
 
     @property
     def distinct(self) -> bool:
@@ -93,6 +105,18 @@ class Encoded:
             mixed = (mixed ^ mixed >> 32) * _MIX & _MASK
             rows.append((mixed ^ mixed >> 29).to_bytes(8, "big") + second.to_bytes(8, "little"))
         return b"".join(rows)
+
+
+def probes_of(hashes: Hashes) -> tuple[Hashes, Hashes]:
+    """Where a filter looks for N ids first, and by how much further on each time: numbers of 32 bits, of the
+    halves of the hash that choose no region."""
+    step = (hashes * np.uint64(_MIX)) >> np.uint64(32) | np.uint64(1)
+    return hashes & np.uint64(0xFFFF_FFFF), step
+
+
+def probe_of(hash_: int) -> tuple[int, int]:
+    """The same of one."""
+    return hash_ & 0xFFFF_FFFF, (hash_ * _MIX & _MASK) >> 32 | 1
 
 
 def split_keys(sub: int, keys: list[bytes]) -> tuple[Hashes, Hashes]:

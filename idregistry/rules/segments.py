@@ -1,38 +1,44 @@
-"""Where ids are: new ones in 256 dicts, later in sorted packed columns of 33 bytes an id. Pure.
+"""Where ids are: new ones in 256 dicts, later in sorted segments, each in a file that never changes. Pure.
 
     stamp = holder (4) | token time us (8) | bucket (4), little endian; one object for all ids of a request
             that are of one bucket
 
 Nothing is ever deleted from a dict in place: a released id keeps its place with the stamp GONE, so that the
-first n rows of a dict are the same ids for as long as the dict lives. Cuts and freezing rest on that. One
-dict of millions of ids stops everything while it grows (0.5 s at 5.6 M); 256 of them grow one by one.
+first n rows of a dict are the same ids for as long as the dict lives. Cuts rest on that. One dict of millions
+of ids stops everything while it grows (0.5 s at 5.6 M); 256 of them grow one by one.
 
-Rows of columns are in order of the ids' hash. The hash being even, a table of where each 2^k-th part of its
-range begins leads to a row in few steps: 0.1 us an id in ten million, where a binary search takes 1 us.
-
-A Segment is a view: the rows of some Columns that belong to sub-dicts `first` to `end` - 1. While rows are
-moved sub by sub into new columns (table.Freezing), the view of the old ones shrinks and that of the new
-grows, so that each id has one place at every moment.
+A Segment is a part of the log's truth: which ids are in it is decided by the commands alone (commands.Seal,
+commands.Merge), alike on all replicas. Where a replica has them is its own matter: at first in the dicts that
+were sealed, or in the segments that are to be merged; once it is written, in a file, whose bytes are the same
+everywhere. What is released later is noted beside it, until the next merge leaves it out.
 
 A Cut is the state as it was at one moment, drawn later, in another thread, while commands go on. It copies
-nothing but references and lengths. What is new stands behind those lengths; what changes in place meanwhile
-is noted in the cut first (`note_stamp`, `note_row`), and whoever draws reads first and looks at the notes
-afterwards: a change that was seen has been noted. Each read of a dict is one C call, in which no other Python
-code runs, so that inserts never disturb it.
+nothing but references and lengths. What is new stands behind those lengths; a stamp that changes in place is
+noted in the cut first (`note_stamp`), and whoever draws reads first and looks at the notes afterwards: a
+change that was seen has been noted. Each read of a dict is one C call, in which no other Python code runs, so
+that inserts never disturb it.
 """
 
-import mmap
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
-from typing import Any, Final
+from itertools import chain, islice, repeat
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.packing import DEAD, FEW, SUBS, Encoded, Hashes, bucket_of, buckets_of, split_keys
-from photon.core.columns import unpack_times
+from idregistry.rules.packing import (
+    DEAD,
+    SUBS,
+    Encoded,
+    Hashes,
+    bucket_of,
+    buckets_of,
+    split_keys,
+    unhash_ids,
+)
+from photon.core.columns import hash_ids, split_ids, unpack_times
 
 Sub = dict[bytes, bytes]
 Subs = tuple[Sub, ...]
@@ -75,175 +81,8 @@ def new_stamps(
 
 
 Numbers = npt.NDArray[np.intp]
-"""Rows, by their places in columns."""
+"""Places in a batch, or rows."""
 Stamps = npt.NDArray[np.void]
-
-_SUB_SHIFT: Final = 56
-_HASH_MAX: Final = np.uint64((1 << 64) - 1)
-_CELL_IDS: Final = 4  # ids to an entry of the table; fewer steps or less memory
-_CELL_BITS_MIN: Final = 8
-_LARGE_BYTES: Final = 1 << 20
-
-
-def array_of(rows: int, kind: type[np.generic]) -> npt.NDArray[Any]:
-    """`rows` rows of no particular values. MemoryError.
-
-    Large ones get memory of their own: it is taken page by page as they are filled, and goes back to the
-    system the moment they are let go, where the allocator would keep it.
-    """
-    size = rows * np.dtype(kind).itemsize
-    if size < _LARGE_BYTES:
-        return np.empty(rows, kind)
-    try:
-        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"no memory for {size} bytes: {error}") from error
-    return np.frombuffer(memory, kind)
-
-
-class Columns:
-    """Up to `rows` rows, filled sub by sub. One thread writes; others read rows that are there.
-
-    `buckets` change when ids are released; nothing else does, once written.
-    """
-
-    def __init__(self, rows: int) -> None:
-        # One more: a hash after the last row stops every search.
-        self.hashes = array_of(rows + 1, np.uint64)
-        self.tails = array_of(rows + 1, np.uint64)
-        self.holders = array_of(rows, np.uint32)
-        self.times_us = array_of(rows, np.int64)
-        self.buckets = array_of(rows, np.int32)
-        self.filled = 0
-        bits = max(_CELL_BITS_MIN, (rows // _CELL_IDS).bit_length())
-        self.shift = np.uint64(64 - bits)
-        self._cells_a_sub = 1 << (bits - _CELL_BITS_MIN)
-        self.cells = array_of(1 << bits, np.uint32)
-        self._stop()
-
-    def append(self, sub: int, rows: "Rows") -> None:
-        """All rows of sub-dict `sub`, sorted by hash; the subs come in their order, each once."""
-        start = self.filled
-        self.extend(rows)
-        self._index(start, sub * self._cells_a_sub, self._cells_a_sub)
-
-    def extend(self, rows: "Rows") -> None:
-        """Rows that follow those that are there; not found before `index_all`."""
-        start, end = self.filled, self.filled + len(rows)
-        self.tails[start:end] = rows.tails
-        self.holders[start:end] = rows.stamps["holder"]
-        self.times_us[start:end] = rows.stamps["time_us"]
-        self.buckets[start:end] = rows.stamps["bucket"]
-        self.hashes[start:end] = rows.hashes
-        self.filled = end
-        self._stop()
-
-    def index_all(self) -> None:
-        """All rows are there."""
-        self._index(0, 0, len(self.cells))
-
-    def _index(self, start: int, first: int, count: int) -> None:
-        """Where the parts `first` to `first + count - 1` begin; their rows are those from `start` on."""
-        parts = (self.hashes[start : self.filled] >> self.shift).astype(np.intp) - first
-        ends = np.cumsum(np.bincount(parts, minlength=count)) + start
-        self.cells[first] = start
-        self.cells[first + 1 : first + count] = ends[:-1]
-
-    def _stop(self) -> None:
-        self.hashes[self.filled] = _HASH_MAX
-
-    def stamps(self, rows: slice | Numbers) -> Stamps:
-        """A copy of the stamps of these rows."""
-        buckets = self.buckets[rows]
-        stamps = np.empty(len(buckets), STAMP_DTYPE)
-        stamps["holder"] = self.holders[rows]
-        stamps["time_us"] = self.times_us[rows]
-        stamps["bucket"] = buckets
-        return stamps
-
-    def rows(self, start: int, stop: int) -> "Rows":
-        """The rows `start` to `stop` - 1, with a copy of their stamps."""
-        return Rows(self.hashes[start:stop], self.tails[start:stop], self.stamps(slice(start, stop)))
-
-    def stamp(self, row: int) -> bytes:
-        """The stamp of one row."""
-        return self.stamps(slice(row, row + 1)).tobytes()
-
-    def release(self, row: int) -> None:
-        """The row's id is not there any more."""
-        self.buckets[row] = DEAD
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """The rows `start` to `stop` - 1 of `columns`: all that it has of the sub-dicts `first` to `end` - 1."""
-
-    columns: Columns
-    first: int
-    end: int
-    start: int
-    stop: int
-
-    @property
-    def ids(self) -> int:
-        """How many rows, the dead among them."""
-        return self.stop - self.start
-
-    def find(self, hashes: Hashes, tails: Hashes) -> Numbers:
-        """The row of each id, -1 where there is none. Any thread."""
-        if self.first == 0 and self.end == SUBS:
-            return self._find(hashes, tails)
-        subs = hashes >> np.uint64(_SUB_SHIFT)
-        inside = np.flatnonzero((subs >= self.first) & (subs < self.end))
-        rows = np.full(len(hashes), -1, np.intp)
-        if len(inside):
-            rows[inside] = self._find(hashes[inside], tails[inside])
-        return rows
-
-    def _find(self, hashes: Hashes, tails: Hashes) -> Numbers:
-        columns = self.columns
-        at = self._lower_bound(hashes)
-        here = columns.hashes[at] == hashes
-        found: npt.NDArray[np.bool_] = here & (columns.tails[at] == tails)
-        # Ids of one hash stand side by side.
-        while (others := here & ~found & (at + 1 < self.stop)).any():
-            at += others
-            here = others & (columns.hashes[at] == hashes)
-            found |= here & (columns.tails[at] == tails)
-        return np.where(found & (at < self.stop), at, -1)
-
-    def _lower_bound(self, hashes: Hashes) -> Numbers:
-        columns = self.columns
-        at: Numbers
-        if len(hashes) <= FEW:
-            at = columns.hashes[self.start : self.stop].searchsorted(hashes)
-            at += self.start
-            return at
-        at = columns.cells[hashes >> columns.shift].astype(np.intp)
-        less = columns.hashes[at] < hashes
-        while less.any():
-            at += less
-            less = columns.hashes[at] < hashes
-        return at
-
-    def live(self, rows: Numbers, first_live: int) -> npt.NDArray[np.bool_]:
-        """Which of the rows that `find` gave are there and alive."""
-        alive: npt.NDArray[np.bool_] = (rows >= 0) & (self.columns.buckets[rows] >= first_live)
-        return alive
-
-    def bounds(self) -> list[int]:
-        """Where each sub-dict's rows begin, and at last where they end: 257 rows."""
-        starts = np.arange(SUBS, dtype=np.uint64) << np.uint64(_SUB_SHIFT)
-        inside = self.columns.hashes[self.start : self.stop].searchsorted(starts)
-        return [*(inside + self.start).tolist(), self.stop]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where all ids are: each in one sub-dict or one row of a segment. Replaced as a whole, never changed."""
-
-    subs: Subs
-    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +101,130 @@ class Rows:
         return Rows(self.hashes[start:end], self.tails[start:end], self.stamps[start:end])
 
 
+class Source(Protocol):
+    """Ids of a segment, wherever they are. Any thread."""
+
+    def find(self, batch: Encoded) -> tuple[Numbers, Stamps]:
+        """The places of the ids that are there, in order, and their stamps."""
+
+    def rows(self, low: int, high: int) -> Rows:
+        """Those whose hashes are `low` to `high` - 1, in order. Dicts give only whole sub-dicts."""
+
+    @property
+    def ids(self) -> int:
+        """How many there are at most."""
+
+    def dead(self, live: int) -> int:
+        """How many of these are known to be of buckets before `live`."""
+
+
+class Dicts:
+    """Ids in dicts that change no more: those of buckets from `live` on."""
+
+    def __init__(self, subs: Subs, live: int) -> None:
+        self._subs = subs
+        self._live = live
+
+    @property
+    def ids(self) -> int:
+        """The same on all replicas: what is dead some have let go already."""
+        return sum(_alive(sub, self._live) for sub in self._subs if sub)
+
+    def dead(self, live: int) -> int:
+        return 0
+
+    def find(self, batch: Encoded) -> tuple[Numbers, Stamps]:
+        stamps = stamps_of(self._subs, batch)
+        places = np.flatnonzero(stamps["bucket"] >= self._live)
+        return places, stamps[places]
+
+    def rows(self, low: int, high: int) -> Rows:
+        numbers = range(low >> _SUB_SHIFT, high >> _SUB_SHIFT)
+        subs = ((number, self._subs[number]) for number in numbers)
+        return in_order([rows_of(number, list(sub), sub.values()) for number, sub in subs if sub], self._live)
+
+
+def _alive(sub: Sub, live: int) -> int:
+    stamps = np.frombuffer(b"".join(sub.values()), STAMP_DTYPE)
+    return int(np.count_nonzero(stamps["bucket"] >= live))
+
+
+class Segment:
+    """Number `number` of the log. One thread changes it, the rest is for any."""
+
+    def __init__(self, number: int, source: Source, released: Iterable[bytes] = ()) -> None:
+        self.number = number
+        self.source = source
+        """Replaced by another one of the same ids."""
+        self.released: dict[bytes, None] = dict.fromkeys(released)
+        """Ids that are not there any more. It only grows."""
+
+    def find(self, batch: Encoded) -> tuple[Numbers, Stamps]:
+        """As of Source, without those that are released."""
+        places, stamps = self.source.find(batch)
+        if not self.released or not len(places):
+            return places, stamps
+        kept = [batch.id(place) not in self.released for place in places.tolist()]
+        return places[kept], stamps[kept]
+
+    def rows(self, low: int, high: int, released: int) -> Rows:
+        """As of Source, without the first so many that were released."""
+        rows = self.source.rows(low, high)
+        if not released or not len(rows):
+            return rows
+        gone = list(islice(self.released, released))
+        maybe = np.flatnonzero(np.isin(rows.hashes, hash_ids(b"".join(gone))))
+        ids = split_ids(unhash_ids(rows.hashes[maybe], rows.tails[maybe]))
+        kept = np.ones(len(rows), np.bool_)
+        kept[maybe] = list(map(set(ids).difference(gone).__contains__, ids))
+        return Rows(rows.hashes[kept], rows.tails[kept], rows.stamps[kept])
+
+
+class Merged:
+    """What of some segments was alive when their merge was decided: the ids of buckets from `live` on, and
+    not those that were released by then. No more are released in them from then on.
+    """
+
+    def __init__(self, inputs: Sequence[Segment], live: int) -> None:
+        self.inputs = tuple(inputs)
+        self.live = live
+
+    @property
+    def ids(self) -> int:
+        return sum(segment.source.ids for segment in self.inputs)
+
+    def dead(self, live: int) -> int:
+        return sum(segment.source.dead(live) for segment in self.inputs)
+
+    def find(self, batch: Encoded) -> tuple[Numbers, Stamps]:
+        found = [segment.find(batch) for segment in self.inputs]
+        places = np.concatenate([some for some, _ in found])
+        stamps = np.concatenate([some for _, some in found])
+        order = np.argsort(places, kind="stable")
+        order = order[stamps["bucket"][order] >= self.live]
+        return places[order], stamps[order]
+
+    def rows(self, low: int, high: int) -> Rows:
+        parts = [segment.rows(low, high, len(segment.released)) for segment in self.inputs]
+        return in_order(parts, self.live)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where all ids are: each alive in one sub-dict or one segment. Replaced as a whole, never changed."""
+
+    subs: Subs
+    segments: tuple[Segment, ...]
+
+
+_SUB_SHIFT: Final = 56
 _NOTHING: Final[Sub] = {}
 _NO_ROWS: Final = Rows(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, STAMP_DTYPE))
+
+
+def edges_of_sub(number: int) -> tuple[int, int]:
+    """The hashes of a sub-dict's ids: from, and up to but without."""
+    return number << _SUB_SHIFT, number + 1 << _SUB_SHIFT
 
 
 class Cut:
@@ -274,12 +235,10 @@ class Cut:
     def __init__(self, layout: Layout, first_live: int) -> None:
         self._subs: list[Sub] = list(layout.subs)
         self._lengths = list(map(len, self._subs))
-        self._segments = layout.segments
+        self._segments = [(segment, len(segment.released)) for segment in layout.segments]
         self._first_live = first_live
-        self._bounds: list[list[int]] = []
         self._drawn = 0
         self._stamps: list[dict[bytes, bytes]] = [{} for _ in range(SUBS)]
-        self._rows: list[dict[tuple[Columns, int], bytes]] = [{} for _ in range(SUBS)]
 
     @property
     def drawn(self) -> bool:
@@ -292,22 +251,14 @@ class Cut:
         if number >= self._drawn and self._subs[number] is sub:
             self._stamps[number].setdefault(key, stamp)
 
-    def note_row(self, number: int, columns: Columns, row: int) -> None:
-        """A row of a segment, of sub-dict `number`, is about to be changed."""
-        if number >= self._drawn and (columns, row) not in self._rows[number]:
-            self._rows[number][columns, row] = columns.stamp(row)
-
     def draw(self, number: int) -> Rows:
         """The ids of one sub-dict. Each is drawn once, in order: what is drawn is let go."""
         assert number == self._drawn, "sub-dicts are drawn in their order"
-        if number == 0:
-            self._bounds = [segment.bounds() for segment in self._segments]
         parts = [self._draw_sub(number)] if self._lengths[number] else []
-        for segment, bounds in zip(self._segments, self._bounds, strict=True):
-            if bounds[number] < bounds[number + 1]:
-                parts.append(self._draw_rows(number, segment.columns, bounds[number], bounds[number + 1]))
+        edges = edges_of_sub(number)
+        parts += [rows for one, gone in self._segments if len(rows := one.rows(*edges, gone))]
         self._drawn = number + 1
-        self._subs[number], self._stamps[number], self._rows[number] = _NOTHING, {}, {}
+        self._subs[number], self._stamps[number] = _NOTHING, {}
         return in_order(parts, self._first_live)
 
     def _draw_sub(self, number: int) -> Rows:
@@ -319,13 +270,6 @@ class Cut:
         if changed:
             stamps = list(map(changed.get, keys, stamps))
         return rows_of(number, keys, stamps)
-
-    def _draw_rows(self, number: int, columns: Columns, start: int, stop: int) -> Rows:
-        rows = columns.rows(start, stop)
-        for (changed, row), stamp in self._rows[number].copy().items():
-            if changed is columns and start <= row < stop:
-                rows.stamps[row - start] = np.frombuffer(stamp, STAMP_DTYPE)[0]
-        return rows
 
 
 def rows_of(number: int, keys: list[bytes], stamps: Iterable[bytes]) -> Rows:

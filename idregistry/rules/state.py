@@ -3,7 +3,7 @@
 Deterministic: it reads no clock, and nothing hangs on hash randomisation (dicts keep the order of insertion).
 Where an id physically is (table) is each replica's own matter and changes no answer. An id is
 registered while it has a stamp whose bucket is not wholly before the boundary: raising the boundary takes out
-what is expired at once, on all replicas; `tidy` takes it out of memory later.
+what is expired at once, on all replicas; it leaves memory and disk with the segments that it is in.
 
 One thread changes it, the raft thread. `lookup` and `scan` may be called from any thread meanwhile. What they
 see may be old: an "absent" costs at most a wasted join, and a "present" is final, because only expiry and
@@ -16,17 +16,22 @@ from collections.abc import Set as AnySet
 from functools import partial
 from itertools import chain, compress, repeat
 from operator import is_
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from idregistry.rules.commands import (
     Boundary,
+    Command,
     Commit,
     Configure,
     Fences,
+    Merge,
     Prepare,
     Release,
+    Seal,
     decode,
     version_of,
 )
@@ -50,16 +55,20 @@ from idregistry.rules.segments import (
     STAMP,
     STAMP_DTYPE,
     Segment,
+    Source,
     Stamps,
     new_stamps,
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
+from idregistry.rules.snapshots import Head, pack, place_of, released_of, unpack
 from idregistry.rules.surveys import Account, Scanned, account_of, scan
-from idregistry.rules.table import Head, IdTable, pack, unpack
+from idregistry.rules.table import Files, IdTable, Writing, files_of
 from photon.core.accounts import window_of
 from photon.core.columns import unpack_times
+from photon.core.errors import CorruptStateError
 from photon.core.fates import Committed, Registered, Released
 from photon.core.protocol import OLDEST
+from photon.raft.port import FileId
 
 
 class Facts:
@@ -128,7 +137,8 @@ class Facts:
         return expired
 
 
-Frozen = dict[int, tuple[Segment, int]]
+Sealed = dict[int, tuple[Segment, bytes]]
+"""Place in a batch -> segment and stamp."""
 
 
 def commit(facts: Facts, command: Commit) -> bytes:
@@ -154,7 +164,7 @@ def commit(facts: Facts, command: Commit) -> bytes:
         and facts.none_expired(low_us, high_us)
         and _owns_all(facts, command, batch, low_us, high_us)
         and batch.distinct
-        and not facts.table.any_frozen(batch, facts.live)
+        and not facts.table.any_sealed(batch, facts.live)
     )
     if not plain:
         return _commit_columns(facts, command, batch, stamps, fenced)
@@ -281,7 +291,7 @@ def release(facts: Facts, command: Release) -> bytes:
     batch = Encoded(command.ids)
     outcomes = bytearray(batch.count)
     owned = _owned(facts, command).tolist()
-    frozen = facts.table.frozen(batch, facts.live)
+    sealed = facts.table.sealed(batch, facts.live)
     free = [command.given_back or facts.is_fenced(token) for token in command.tokens]
     holders = [
         facts.holders.find(token, route.guard)
@@ -294,50 +304,78 @@ def release(facts: Facts, command: Release) -> bytes:
         elif not free[segment]:
             outcomes[row] = Released.NOT_FENCED
         else:
-            outcomes[row] = _release_one(facts, batch, row, frozen, holders[segment])
+            outcomes[row] = _release_one(facts, batch, row, sealed, holders[segment])
     return bytes(outcomes)
 
 
 def _release_one(
-    facts: Facts, batch: Encoded, row: int, frozen: Frozen, wanted: tuple[int | None, int]
+    facts: Facts, batch: Encoded, row: int, sealed: Sealed, wanted: tuple[int | None, int]
 ) -> Released:
     """`wanted`: as of Holders.find, whose id it must be to go."""
     table, number, key = facts.table, batch.subs[row], batch.keys[row]
-    place = None
+    segment = None
     holder, token_us, bucket = STAMP.unpack(table.stamp(number, key))
     if bucket < facts.live:
-        place = frozen.get(row)
-        if place is None:
+        if row not in sealed:
             return Released.ABSENT
-        holder, token_us, bucket = STAMP.unpack(place[0].columns.stamp(place[1]))
-        if bucket < facts.live:  # released by an earlier row of this command
+        segment, stamp = sealed[row]
+        if batch.id(row) in segment.released:  # by an earlier row of this command
             return Released.ABSENT
+        holder, token_us, bucket = STAMP.unpack(stamp)
     if (holder, token_us) != wanted:
         return Released.OTHER
-    if place is None:
+    if segment is None:
         table.put(number, key, GONE)
     else:
-        table.release_frozen(number, *place)
+        segment.released[batch.id(row)] = None
     facts.counts.add(bucket, holder, token_us, (-1, -int(batch.hashes[row])))
     return Released.RELEASED
+
+
+def _apply_other(facts: Facts, command: Command) -> object:
+    match command:
+        case Configure(_, configuration):
+            facts.ownership.configure(configuration)
+            assert facts.ownership.configuration is not None
+            return facts.ownership.configuration.version
+        case Seal(_, number):
+            return facts.table.seal(number, facts.live)
+        case Merge(_, number, inputs):
+            return facts.table.merge(number, inputs, facts.live)
+    raise AssertionError(f"{command!r} is applied nowhere")
+
+
+class SegmentFiles(Files, Protocol):
+    """Where the segments of a shard are kept."""
+
+    def open(self, number: int) -> Source:
+        """One that is there. CorruptStateError, StorageError."""
+
+    def ids_of(self, sources: Sequence[Source]) -> list[FileId]: ...
+    def verify(self, path: Path, file: FileId) -> bool: ...
 
 
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
 
-    The log's side (photon.raft.port.StateMachine) and `tidy` are the raft thread's, the rest any thread's.
+    The log's side (photon.raft.port: StateMachine, Preparing, Filing) and `filing_due` are the raft thread's,
+    the rest any thread's.
     """
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, files_in: Callable[[Path], SegmentFiles] | None = None) -> None:
+        """`files_in`: keeps segments in files of a directory; without it they stay in memory."""
         self._shard = shard
         self._facts = Facts(shard, IdTable(), Holders())
+        self._files_in = files_in
+        self._files: SegmentFiles | None = None
+        self._writing: Writing | None = None
 
     def apply(self, command: bytes) -> object:
         """Apply one command; CommandError (fatal) for what is none. What its proposer is told:
 
         Commit, Release -> their outcome column (core.fates, 1 x N bytes); Boundary -> the boundary
         now, us; Fences -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
-        version now.
+        version now; Seal, Merge -> the number of the next segment.
         """
         facts = self._facts
         decoded = decode(command)
@@ -358,13 +396,15 @@ class ShardState:
             case Prepare(_, version, start_us):
                 facts.ownership.prepare(version, start_us, fits=facts.latest_us < start_us)
                 return facts.ownership.prepared
-            case Configure(_, configuration):
-                facts.ownership.configure(configuration)
-                return self.version
+            case _:
+                return _apply_other(facts, decoded)
 
     def freeze(self) -> Iterator[bytes]:
         """The chunks of a snapshot of this moment; draw them at leisure, in another thread if you like."""
         facts = self._facts
+        segments = facts.table.segments
+        fences, holders = list(facts.fences), list(facts.holders.names.items())
+        tally, released = facts.counts.tally.rows(), released_of(segments)
         head = Head(
             facts.boundary_us,
             facts.time_us,
@@ -372,13 +412,16 @@ class ShardState:
             facts.counts.total,
             facts.ownership.configuration,
             facts.ownership.prepared,
-            len(facts.fences),
-            len(facts.holders.names),
+            len(fences),
+            len(holders),
+            len(tally),
+            len(released),
             facts.holders.last,
+            facts.table.next_number,
+            tuple(map(place_of, segments)),
             facts.protocol,
         )
-        cut = facts.table.exact_cut(facts.live)
-        return pack(head, dict(facts.holders.names), list(facts.fences), cut)
+        return pack(head, (fences, holders, tally, released), facts.table.exact_cut(facts.live))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
@@ -386,8 +429,8 @@ class ShardState:
 
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
         """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
-        head, names, fences, columns, counts = unpack(chunks)
-        facts = Facts(self._shard, IdTable(columns), Holders(names, head.last_holder))
+        head, names, fences, table, counts = unpack(chunks, self._open)
+        facts = Facts(self._shard, table, Holders(names, head.last_holder))
         facts.counts = counts
         facts.time_us, facts.latest_us, facts.protocol = head.time_us, head.latest_us, head.protocol
         if head.configuration is not None:
@@ -403,9 +446,63 @@ class ShardState:
 
         return put
 
-    def tidy(self) -> bool:
-        """One step of local housekeeping, some milliseconds; whether more is to be done. Raft thread only."""
-        return self._facts.table.tidy(self._facts.time_us, self._facts.live)
+    # -- its files ---------------------------------------------------------------------------------------
+
+    def open_in(self, directory: Path) -> None:
+        self._files = None if self._files_in is None else self._files_in(directory)
+
+    def work(self) -> Callable[[], None] | None:
+        if self._writing is None and self._files is not None:
+            self._writing = self._facts.table.writing(self._files)
+        return None if self._writing is None else self._writing.step
+
+    def worked(self) -> None:
+        writing = self._writing
+        if writing is None or not writing.done:
+            return
+        if self._facts.table.has(writing.segment):
+            writing.put()
+        else:  # a snapshot has taken the state's place meanwhile
+            writing.drop()
+        self._writing = None
+
+    def gave_up(self) -> None:
+        if self._writing is not None:
+            self._writing.drop()
+        self._writing = None
+
+    def files(self) -> Sequence[FileId] | None:
+        written = files_of(self._facts.table.segments)
+        if not written:
+            return written if written is None else []
+        assert self._files is not None
+        return self._files.ids_of(written)
+
+    def verify(self, path: Path, file: FileId) -> bool:
+        return self._files is not None and self._files.verify(path, file)
+
+    def _open(self, number: int) -> Source:
+        if self._files is None:
+            raise CorruptStateError("a registry snapshot names files, and there is no directory for them")
+        return self._files.open(number)
+
+    def filed(self) -> tuple[int, int]:
+        """How many segments there are, and the bytes of their files. Any thread."""
+        segments = self._facts.table.segments
+        written = files_of(segments) or []
+        files = self._files.ids_of(written) if self._files is not None else []
+        return len(segments), sum(file.size for file in files)
+
+    def filing_due(self) -> Command | None:
+        """What a leader is to propose now, so that memory does not grow."""
+        facts = self._facts
+        if self._files is None:
+            return None
+        due = facts.table.due(facts.time_us, facts.live)
+        if due is None:
+            return None
+        number = facts.table.next_number
+        return Merge(facts.time_us, number, due) if due else Seal(facts.time_us, number)
 
     def lookup(self, ids: bytes, times: bytes) -> bytes:
         """16 x N, 8 x N bytes -> outcome column (core.fates.Registered), of what this replica knows now."""

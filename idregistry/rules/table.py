@@ -3,140 +3,163 @@
 One thread changes it. `present` and `cut` may be called from any thread: they take the layout once, and what
 they took stays whole. Dicts are looked at before segments, as ids only move from the former to the latter.
 
-Freezing makes recent ids packed rows, and small segments one larger, in small steps. It changes no answer, so
-each replica does it when it has time. It goes sub-dict by sub-dict: the rows that were there when the work
-began, and the rows of the merged segments that belong to it, go to the new columns in order; a new dict with
-the rest takes the old one's place. What is dead is left behind.
-
-A snapshot is a head and chunks of ids; checksums are the log's matter. Little endian. Ids come in order of
-their hashes, so a snapshot of one state is the same bytes on all replicas, whatever of it each keeps in dicts
-and what in segments.
-
-    head    magic (4) | protocol version (1) | MessagePack of Head
-    chunk   MessagePack: fences; then holders, (number, name)
-    chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, segments.STAMP)
+Which ids make a segment is decided by commands. `Writing` brings one into its file, piece by piece in another
+thread, in the order of the numbers, so that what is to be merged has been written.
 """
 
-import struct
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress, islice
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from operator import is_not
-from typing import Final, TypeVar
+from typing import Final, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.packing import (
-    BUCKET_US,
-    DEAD,
-    SUBS,
-    Counts,
-    Encoded,
-)
+from idregistry.rules.packing import DEAD, SUBS, Encoded
 from idregistry.rules.segments import (
     GONE,
-    STAMP_DTYPE,
-    Columns,
     Cut,
+    Dicts,
     Layout,
+    Merged,
     Numbers,
     Rows,
     Segment,
+    Source,
     Stamps,
-    Sub,
-    in_order,
-    rows_of,
+    Subs,
     stamps_of,
     subs_of,
 )
-from idregistry.rules.sharding import Configuration, Prepared
-from photon.core.accounts import window_of
-from photon.core.errors import CorruptStateError
-from photon.core.protocol import is_read, not_read
 
-One = TypeVar("One")
 Mask = npt.NDArray[np.bool_]
 
-FREEZE_IDS: Final = 1 << 20
-"""So many recent ids are frozen at once: 0.1 GB of dicts, and few segments."""
+SEAL_IDS: Final = 1 << 20
+"""So many recent ids are sealed at once: 0.1 GB of dicts, and few segments."""
 
-FREEZE_IDS_MIN: Final = 1 << 16
-FREEZE_AFTER_US: Final = 600_000_000
-"""Fewer, but FREEZE_IDS_MIN at least, are frozen when so much of the leaders' time has passed."""
+SEAL_IDS_MIN: Final = 1 << 16
+SEAL_AFTER_US: Final = 600_000_000
+"""Fewer, but SEAL_IDS_MIN at least, are sealed when so much of the leaders' time has passed."""
 
-STEP_IDS: Final = 8_192
-"""Ids moved in a step, or one sub-dict's where it has more: 3 ms, 10 ms for ten million ids."""
+MERGE_SEGMENTS: Final = 4
+"""So many segments of about one size become one."""
+MERGE_IDS_MAX: Final = 1 << 28
+"""None becomes larger: 9 GB, and as much room on the disk while it is made."""
+DEAD_SHARE: Final = 0.5
+"""A segment of which so much is dead or released is written anew."""
 
-SUB_IDS_MAX: Final = 16_384
-"""Ids taken from one sub-dict at a time: who could not tidy for long catches up in steps as short as any."""
+STEP_IDS: Final = 1 << 20
+"""About so many are written at a time: snapshots and other groups get their turn between."""
+PART_IDS: Final = 1 << 15
+"""About so many are read at a time: no call keeps the raft thread from running for longer than 2 ms."""
 
-DEAD_SHARE: Final = 0.25
-"""A segment of which so much is dead is written anew."""
+
+HASH_BITS: Final = 64
 
 
-class Freezing:
-    """Freezes the ids that are in the dicts of `layout`, if `recent`, and merges `inputs` with them.
+class Writer(Protocol):
+    """Who brings a segment into a file."""
 
-    Of more than SUB_IDS_MAX in a dict, the first.
+    def write(self, rows: Rows) -> None: ...
+    def finish(self) -> None: ...
+    def adopt(self) -> Source: ...
+    def drop(self) -> None: ...
+
+
+class Files(Protocol):
+    """Where segments are kept."""
+
+    def writer(self, number: int, ids_max: int) -> Writer: ...
+
+
+class Writing:
+    """Of one segment. `step` is for a background thread, the rest for the one that changes the table."""
+
+    def __init__(self, segment: Segment, files: Files) -> None:
+        self.segment = segment
+        self.done = False
+        self._source = segment.source
+        self._files = files
+        self._writer: Writer | None = None
+        self._parts: Iterator[tuple[int, int]] = iter(())
+
+    def _ranges(self, ids: int) -> Iterator[tuple[int, int]]:
+        """From which hash to which: of about PART_IDS, but whole sub-dicts of what is in dicts."""
+        bits = (ids // PART_IDS).bit_length()
+        if isinstance(self._source, Dicts):
+            bits = min(bits, (SUBS - 1).bit_length())
+        width = 1 << HASH_BITS - bits
+        yield from ((at, at + width) for at in range(0, 1 << HASH_BITS, width))
+
+    def step(self) -> None:
+        """Write some more; durable with the last. CorruptStateError, StorageError."""
+        if self._writer is None:
+            live = self._source.live if isinstance(self._source, Merged) else DEAD
+            ids = sum(part.ids - part.dead(live) for part in _parts(self._source))
+            self._writer, self._parts = self._files.writer(self.segment.number, ids), self._ranges(ids)
+        written = 0
+        for low, high in self._parts:
+            rows = self._source.rows(low, high)
+            self._writer.write(rows)
+            written += len(rows)
+            if written >= STEP_IDS:
+                return
+        self._writer.finish()
+        self.done = True
+
+    def put(self) -> None:
+        """The file takes the place of what it was made of. StorageError."""
+        assert self._writer is not None
+        self.segment.source = self._writer.adopt()
+
+    def drop(self) -> None:
+        if self._writer is not None:
+            self._writer.drop()
+
+
+def _parts(source: Source) -> list[Source]:
+    return [one.source for one in source.inputs] if isinstance(source, Merged) else [source]
+
+
+def is_written(segment: Segment) -> bool:
+    return not isinstance(segment.source, Dicts | Merged)
+
+
+def files_of(segments: Sequence[Segment]) -> list[Source] | None:
+    """All files that segments are in, or are merged from; None where one is not in any yet."""
+    found: list[Source] = []
+    for segment in segments:
+        match segment.source:
+            case Dicts():
+                return None
+            case Merged() as merged:
+                below = files_of(merged.inputs)
+                if below is None:
+                    return None
+                found += below
+            case source:
+                found.append(source)
+    return found
+
+
+def to_merge(segments: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
+    """The numbers of those to merge, of (number, ids, how many of them are dead) in order of age; or none.
+
+    What is wholly dead goes first and at once. Else MERGE_SEGMENTS of about one size, the smallest such; or
+    one that has much that is dead.
     """
-
-    def __init__(self, layout: Layout, inputs: tuple[Segment, ...], recent: bool) -> None:
-        self._lengths = [min(len(sub), SUB_IDS_MAX) if recent else 0 for sub in layout.subs]
-        self._inputs = inputs
-        self._others = tuple(segment for segment in layout.segments if segment not in inputs)
-        self._bounds = [segment.bounds() for segment in inputs]
-        self._columns = Columns(sum(self._lengths) + sum(segment.ids for segment in inputs))
-        self._next = 0
-
-    @property
-    def done(self) -> bool:
-        return self._next == SUBS
-
-    def step(self, layout: Layout, first_live: int) -> Layout:
-        """Move the next ids, at least STEP_IDS if there are so many; the layout that says so."""
-        subs = list(layout.subs)
-        moved = 0
-        while moved < STEP_IDS and not self.done:
-            moved += self._move(subs, first_live)
-        made = Segment(self._columns, 0, self._next, 0, self._columns.filled)
-        segments = (*self._others, *self._left(), made)
-        return Layout(tuple(subs), tuple(segment for segment in segments if segment.ids))
-
-    def _move(self, subs: list[Sub], first_live: int) -> int:
-        """The ids of the next sub-dict; how many there were."""
-        number = self._next
-        sub, count = subs[number], self._lengths[number]
-        parts = [
-            segment.columns.rows(bounds[number], bounds[number + 1])
-            for segment, bounds in zip(self._inputs, self._bounds, strict=True)
-            if bounds[number] < bounds[number + 1]
-        ]
-        if count:
-            parts.append(rows_of(number, list(islice(sub, count)), islice(sub.values(), count)))
-            subs[number] = dict(islice(sub.items(), count, None))
-        self._next = number + 1
-        self._columns.append(number, in_order(parts, first_live))
-        return sum(map(len, parts))
-
-    def _left(self) -> tuple[Segment, ...]:
-        """What is not moved yet."""
-        return tuple(
-            Segment(segment.columns, self._next, SUBS, bounds[self._next], segment.stop)
-            for segment, bounds in zip(self._inputs, self._bounds, strict=True)
-        )
-
-
-def to_merge(segments: tuple[Segment, ...], ids: int) -> tuple[Segment, ...]:
-    """The segments to merge with `ids` new ones: while the next is no larger than all before together."""
-    chosen: list[Segment] = []
-    for segment in sorted(segments, key=lambda segment: segment.ids):
-        if segment.ids > ids:
-            break
-        chosen.append(segment)
-        ids += segment.ids
-    return tuple(chosen)
+    if all_dead := tuple(number for number, ids, dead in segments if ids and dead == ids):
+        return all_dead
+    sizes: dict[int, list[tuple[int, int]]] = {}
+    for number, ids, dead in segments:
+        sizes.setdefault((ids // SEAL_IDS_MIN).bit_length() // 2, []).append((number, ids - dead))
+    for _, alike in sorted(sizes.items()):
+        chosen = alike[:MERGE_SEGMENTS]
+        if len(chosen) == MERGE_SEGMENTS and sum(ids for _, ids in chosen) <= MERGE_IDS_MAX:
+            return tuple(number for number, _ in chosen)
+    much = (number for number, ids, dead in segments if ids >= SEAL_IDS_MIN and dead >= ids * DEAD_SHARE)
+    return tuple(much)[:1]
 
 
 class IdTable:
@@ -144,22 +167,25 @@ class IdTable:
     the rest for the one that changes it.
     """
 
-    def __init__(self, frozen: Columns | None = None) -> None:
-        """`frozen`: ids that are there from the beginning."""
-        segments = (Segment(frozen, 0, SUBS, 0, frozen.filled),) if frozen and frozen.filled else ()
-        self._layout = Layout(tuple({} for _ in range(SUBS)), segments)
+    def __init__(self, layout: Layout | None = None, next_number: int = 1) -> None:
+        self._layout = layout or Layout(_new_subs(), ())
+        self.next_number = next_number
+        """Of the next segment."""
         self._cuts: list[weakref.ref[Cut]] = []
-        self._freezing: Freezing | None = None
-        self._frozen_us: int | None = None
-        self._to_check: list[Segment] = []
-        self._checked_live: int | None = None
+        self._sealed_us: int | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """In the order of their numbers. Any thread."""
+        return self._layout.segments
 
     def present(self, batch: Encoded, live: int) -> Mask:
         """Which ids have a stamp that is alive."""
         layout = self._layout
         present: Mask = stamps_of(layout.subs, batch)["bucket"] >= live
         for segment in layout.segments:
-            present |= segment.live(segment.find(batch.hashes, batch.tails), live)
+            places, stamps = segment.find(batch)
+            present[places] |= stamps["bucket"] >= live
         return present
 
     def cut(self, live: int) -> Cut:
@@ -167,38 +193,40 @@ class IdTable:
         return Cut(self._layout, live)
 
     def exact_cut(self, live: int) -> Cut:
-        """Of what is alive now, whatever changes while it is drawn."""
-        cut = self.cut(live)
+        """Of what is alive in the dicts now, whatever changes while it is drawn."""
+        cut = Cut(Layout(self._layout.subs, ()), live)
         self._cuts = [known for known in self._cuts if known() is not None]
         self._cuts.append(weakref.ref(cut))
         return cut
 
-    def any_frozen(self, batch: Encoded, live: int) -> bool:
+    def any_sealed(self, batch: Encoded, live: int) -> bool:
         """Whether one of the ids is alive in a segment."""
         return any(True for _ in self._alive(batch, live))
 
-    def frozen(self, batch: Encoded, live: int) -> dict[int, tuple[Segment, int]]:
-        """Where in segments the ids are that are alive there: place in the batch -> segment and row."""
+    def sealed(self, batch: Encoded, live: int) -> dict[int, tuple[Segment, bytes]]:
+        """Where in segments the ids are that are alive there: place in the batch -> segment and stamp."""
         return {
-            place: (segment, row)
-            for segment, places, rows in self._alive(batch, live)
-            for place, row in zip(places.tolist(), rows.tolist(), strict=True)
+            place: (segment, stamp.tobytes())
+            for segment, places, stamps in self._alive(batch, live)
+            for place, stamp in zip(places.tolist(), stamps, strict=True)
         }
 
     def held(self, batch: Encoded, live: int) -> Stamps:
         """N stamps (a copy), each the id's that is alive where it has one."""
         held = stamps_of(self._layout.subs, batch).copy()
-        for segment, places, rows in self._alive(batch, live):
-            held[places] = segment.columns.stamps(rows)
+        for _, places, stamps in self._alive(batch, live):
+            held[places] = stamps
         return held
 
-    def _alive(self, batch: Encoded, live: int) -> Iterator[tuple[Segment, Numbers, Numbers]]:
-        """Each segment that has any of the ids alive, their places in the batch, and their rows."""
+    def _alive(self, batch: Encoded, live: int) -> Iterator[tuple[Segment, Numbers, Stamps]]:
+        """Each segment that has any of the ids alive, their places in the batch, and their stamps."""
         for segment in self._layout.segments:
-            rows = segment.find(batch.hashes, batch.tails)
-            places = np.flatnonzero(segment.live(rows, live))
-            if len(places):
-                yield segment, places, rows[places]
+            places, stamps = segment.find(batch)
+            if not len(places):
+                continue
+            alive = stamps["bucket"] >= live
+            if alive.any():
+                yield segment, places[alive], stamps[alive]
 
     def stamp(self, number: int, key: bytes) -> bytes:
         """An id's stamp in its dict, GONE where there is none."""
@@ -226,193 +254,69 @@ class IdTable:
         for row in compress(range(len(given)), map(is_not, found, given)):
             self.put(subs[row], keys[row], given[row])
 
-    def release_frozen(self, number: int, segment: Segment, row: int) -> None:
-        """Take out an id that is in a segment."""
-        for cut in self._live_cuts():
-            cut.note_row(number, segment.columns, row)
-        segment.columns.release(row)
-
     def _live_cuts(self) -> Iterator[Cut]:
         for reference in self._cuts:
             cut = reference()
             if cut is not None and not cut.drawn:
                 yield cut
 
-    def tidy(self, time_us: int, live: int) -> bool:
-        """One step of freezing recent ids and dropping dead ones; whether more is to be done."""
-        if self._freezing is None:
-            self._freezing = self._due_freezing(time_us) or self._due_rewriting(live)
-        if self._freezing is None:
-            return bool(self._to_check)
-        self._layout = self._freezing.step(self._layout, live)
-        if self._freezing.done:
-            self._freezing, self._frozen_us = None, time_us
-            self._checked_live = None
-        return True
+    def seal(self, number: int, live: int) -> int:
+        """What is alive in the dicts is this segment, if it is the next one; the number of the next."""
+        if number == self.next_number:
+            subs, segments = self._layout.subs, self._layout.segments
+            self._layout = Layout(_new_subs(), (*segments, Segment(number, Dicts(subs, live))))
+            self.next_number += 1
+        return self.next_number
 
-    def _due_freezing(self, time_us: int) -> Freezing | None:
-        layout = self._layout
-        recent = sum(map(len, layout.subs))
-        if self._frozen_us is None or not recent:
-            self._frozen_us = time_us
-        waited = time_us - self._frozen_us >= FREEZE_AFTER_US
-        if recent < FREEZE_IDS and not (waited and recent >= FREEZE_IDS_MIN):
+    def merge(self, number: int, inputs: Sequence[int], live: int) -> int:
+        """What is alive of these segments is this one, if it is the next; the number of the next."""
+        chosen = [segment for segment in self._layout.segments if segment.number in inputs]
+        if number == self.next_number and chosen and len(chosen) == len(inputs):
+            left = tuple(segment for segment in self._layout.segments if segment not in chosen)
+            self._layout = Layout(self._layout.subs, (*left, Segment(number, Merged(chosen, live))))
+            self.next_number += 1
+        return self.next_number
+
+    def due(self, time_us: int, live: int) -> tuple[int, ...] | None:
+        """The numbers of the segments to merge; none of them: the dicts are to be sealed; None: nothing is
+        due. One thing at a time: while a segment is to be written, nothing is."""
+        segments = self._layout.segments
+        if not all(map(is_written, segments)):
             return None
-        return Freezing(layout, to_merge(layout.segments, recent), recent=True)
+        recent = sum(map(len, self._layout.subs))
+        if self._sealed_us is None or recent < SEAL_IDS_MIN:
+            self._sealed_us = time_us
+        waited = time_us - self._sealed_us >= SEAL_AFTER_US
+        if recent >= SEAL_IDS or waited:
+            self._sealed_us = None
+            return ()
+        known = []
+        for segment in segments:
+            ids, dead = segment.source.ids, segment.source.dead(live)
+            known.append((segment.number, ids, min(ids, dead + len(segment.released))))
+        return to_merge(known) or None
 
-    def _due_rewriting(self, live: int) -> Freezing | None:
-        """Look at one segment; whether it is worth while to write it anew without what is dead."""
-        if self._checked_live != live:
-            self._checked_live = live
-            self._to_check = list(self._layout.segments)
-        if not self._to_check:
-            return None
-        segment = self._to_check.pop()
-        buckets = segment.columns.buckets[segment.start : segment.stop]
-        dead = np.count_nonzero(buckets < live)  # 4 ms for ten million
-        if dead == segment.ids:
-            left = tuple(other for other in self._layout.segments if other is not segment)
-            self._layout = Layout(self._layout.subs, left)
-            return None
-        if dead < segment.ids * DEAD_SHARE:
-            return None
-        return Freezing(self._layout, (segment,), recent=False)
+    def has(self, segment: Segment) -> bool:
+        """Whether it is here, or is to be merged."""
+        return any(one is segment for one in _all_of(self._layout.segments))
 
-
-CHUNK_IDS_MAX: Final = 1 << 16
-CHUNK_NAMES_MAX: Final = 1 << 10
-"""Of holders or fences: at most about 1 MiB."""
-
-_MAGIC: Final = b"PhID"
-_HEAD_AT: Final = len(_MAGIC) + 1
-_COUNT: Final = struct.Struct("<I")
-_HALF_BYTES: Final = 8
+    def writing(self, files: Files) -> Writing | None:
+        """The next segment to be written, the oldest; None where all are."""
+        for segment in _all_of(self._layout.segments):
+            if not is_written(segment):
+                return Writing(segment, files)
+        return None
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a snapshot says first. `fences`, `holders`, `ids`: how many follow, in this order."""
-
-    boundary_us: int
-    time_us: int
-    latest_us: int
-    ids: int
-    configuration: Configuration | None
-    prepared: Prepared | None
-    fences: int
-    holders: int
-    last_holder: int
-    protocol: int
-    bucket_us: int = BUCKET_US
+def _all_of(segments: Sequence[Segment]) -> list[Segment]:
+    """With those that are merged, in the order of their numbers."""
+    found: list[Segment] = []
+    for segment in segments:
+        if isinstance(segment.source, Merged):
+            found += _all_of(segment.source.inputs)
+        found.append(segment)
+    return sorted(found, key=lambda segment: segment.number)
 
 
-def pack(head: Head, names: Mapping[int, bytes], fences: Sequence[int], cut: Cut) -> Iterator[bytes]:
-    """The chunks, drawn one by one while the state may go on changing. `names`: of holders, by number."""
-    yield _MAGIC + bytes((head.protocol,)) + msgspec.msgpack.encode(head)
-    for some in (fences, list(names.items())):
-        for start in range(0, len(some), CHUNK_NAMES_MAX):
-            yield msgspec.msgpack.encode(some[start : start + CHUNK_NAMES_MAX])
-    drawn = 0
-    for number in range(SUBS):
-        rows = cut.draw(number)
-        drawn += len(rows)
-        for start in range(0, len(rows), CHUNK_IDS_MAX):
-            yield _pack_chunk(rows.part(start, start + CHUNK_IDS_MAX))
-    assert drawn == head.ids, f"a cut of {head.ids} ids has {drawn}"
-
-
-def _pack_chunk(rows: Rows) -> bytes:
-    return _COUNT.pack(len(rows)) + rows.hashes.tobytes() + rows.tails.tobytes() + rows.stamps.tobytes()
-
-
-def unpack(chunks: Iterable[bytes]) -> tuple[Head, dict[int, bytes], list[int], Columns, Counts]:
-    """The head, the holders' names, the fences, all ids, and how many each holder has in each bucket.
-    CorruptStateError for what `pack` did not write."""
-    drawn = iter(chunks)
-    first = next(drawn, b"")
-    magic, form, packed = first[: len(_MAGIC)], first[len(_MAGIC) : _HEAD_AT], first[_HEAD_AT:]
-    if magic != _MAGIC or not is_read(ord(form or b"\0")):
-        raise _corrupt(f"it is of {not_read(ord(form or bytes(1)))}")
-    try:
-        head = msgspec.msgpack.decode(packed, type=Head)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise _corrupt(f"its head can't be read ({error})") from error
-    if head.bucket_us != BUCKET_US:
-        raise _corrupt(f"its buckets span {head.bucket_us} us, this program's {BUCKET_US}")
-    try:
-        columns = Columns(head.ids)
-    except (MemoryError, ValueError, OverflowError) as error:
-        raise _corrupt(f"its head says {head.ids} ids, more than memory holds") from error
-    fences = _unpack_some(drawn, head.fences, list[int])
-    names = dict(_unpack_some(drawn, head.holders, list[tuple[int, bytes]]))
-    counts = Counts()
-    counts.tally.move_on(window_of(head.time_us))
-    for rows in _unpack_rows(drawn, head, np.array(sorted(names), np.int64)):
-        columns.extend(rows)
-        stamps = rows.stamps
-        counts.add_each(stamps["bucket"], stamps["holder"], stamps["time_us"], rows.hashes)
-    columns.index_all()
-    return head, names, fences, columns, counts
-
-
-def _unpack_some(chunks: Iterator[bytes], count: int, kind: type[list[One]]) -> list[One]:
-    found: list[One] = []
-    while len(found) < count:
-        try:
-            some = msgspec.msgpack.decode(next(chunks, b""), type=kind)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise _corrupt(f"its fences or holders can't be read ({error})") from error
-        if not some:
-            break
-        found += some
-    if len(found) != count:
-        raise _corrupt(f"it holds {len(found)} fences or holders, its head says {count}")
-    return found
-
-
-def _unpack_rows(chunks: Iterator[bytes], head: Head, known: npt.NDArray[np.int64]) -> Iterator[Rows]:
-    total = 0
-    last = (-1, -1)
-    for chunk in chunks:
-        try:
-            rows = _unpack_chunk(chunk)
-        except (struct.error, ValueError) as error:
-            raise _corrupt(f"a chunk of {len(chunk)} bytes can't be read ({error})") from error
-        if (int(rows.hashes[0]), int(rows.tails[0])) <= last or not _ascends(rows):
-            raise _corrupt("its ids are not in order")
-        nobodys = ~np.isin(rows.stamps["holder"], known)
-        if (nobodys | (rows.stamps["bucket"] == DEAD)).any():
-            raise _corrupt("an id has a token or a bucket that can't be")
-        last = (int(rows.hashes[-1]), int(rows.tails[-1]))
-        total += len(rows)
-        if total > head.ids:
-            break
-        yield rows
-    if total != head.ids:
-        raise _corrupt(f"it holds {total} ids, its head says {head.ids}")
-
-
-def _unpack_chunk(chunk: bytes) -> Rows:
-    (count,) = _COUNT.unpack_from(chunk)
-    tails_at = _COUNT.size + count * _HALF_BYTES
-    stamps_at = tails_at + count * _HALF_BYTES
-    if count == 0 or len(chunk) != stamps_at + count * STAMP_DTYPE.itemsize:
-        raise ValueError(f"it says that it has {count} ids")
-    return Rows(
-        np.frombuffer(chunk, "<u8", count, _COUNT.size),
-        np.frombuffer(chunk, "<u8", count, tails_at),
-        np.frombuffer(chunk, STAMP_DTYPE, count, stamps_at),
-    )
-
-
-def _ascends(rows: Rows) -> bool:
-    hashes, tails = rows.hashes, rows.tails
-    after = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (tails[1:] > tails[:-1]))
-    return bool(after.all())
-
-
-def _corrupt(what: str) -> CorruptStateError:
-    """A snapshot that can't be restored, and the mend."""
-    return CorruptStateError(
-        f"a registry snapshot can't be used: {what}; remove the replica's directory to let it be rebuilt "
-        "from its peers, provided that a majority of them is healthy"
-    )
+def _new_subs() -> Subs:
+    return tuple({} for _ in range(SUBS))

@@ -17,7 +17,7 @@ from photon.core.errors import UsageError
 
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
 MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache")
-REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover", "sets")
+REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover", "sets", "size")
 KAFKA_PARTS: Final = ("catch-up", "live", "killed")
 PEERS: Final = ("spark", "pathway", "duckdb")
 KAFKA_PEERS: Final = ("streams", "quix", "spark")
@@ -140,7 +140,8 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     throughput: commits and lookups a second as load grows, latencies. race: two datacenters commit the same
     ids. turns: how long the leader's raft thread takes for a turn beside lookups. etcd: ids created a second
     beside a 3-node etcd. wan: 100 ms between the replicas (toxiproxy). failover: time to the next commit when
-    the leader is killed. sets: one, two and four sets of replicas under the same load.
+    the leader is killed. sets: one, two and four sets of replicas under the same load. size: a replica's
+    state with a million ids and more, up to a hundred million (3.6 GB of disk).
     """
     benchmark = load_benchmarks("registry")
     report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)

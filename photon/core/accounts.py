@@ -5,7 +5,7 @@ behind one that is there twice; the sum does not. Both sides change all the time
 what its holders' tokens date from some moment on: tokens of the last minutes are kept apart, by windows.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Generic, TypeVar
 
 import numpy as np
@@ -112,6 +112,19 @@ class Tally(Generic[Key]):
                 for key, sum_ in late.items():
                     _add(sums, key, minus(NOTHING, sum_))
         return sums
+
+    def rows(self) -> list[tuple[Key, int | None, int, int]]:
+        """All of it: key, window (None: of all windows), events, sum of their hashes."""
+        rows: list[tuple[Key, int | None, int, int]] = [(key, None, *sum_) for key, sum_ in self.sums.items()]
+        for window, late in self._late.items():
+            rows += [(key, window, *sum_) for key, sum_ in late.items()]
+        return sorted(rows, key=lambda row: (row[0], row[1] is not None, row[1] or 0))
+
+    def put(self, rows: Iterable[tuple[Key, int | None, int, int]]) -> None:
+        """What `rows` gave of another one."""
+        for key, window, events, sum_ in rows:
+            into = self.sums if window is None else self._late.setdefault(window, {})
+            into[key] = (events, sum_)
 
     def copy(self) -> "Tally[Key]":
         """As it is now."""

@@ -1,8 +1,9 @@
 """The port: what a replicated log promises to who uses it, whatever engine is behind it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from photon.core.errors import SettingsError
@@ -42,6 +43,43 @@ class Preparing(Protocol):
         Called in a background thread WHILE `apply` goes on; what it returns is called in the raft thread, if
         at all, and takes milliseconds.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class FileId:
+    """A file of a state machine. Of one name all replicas have the same bytes, `crc` stands for them."""
+
+    name: str
+    size: int
+    crc: int
+
+
+@runtime_checkable
+class Filing(Protocol):
+    """A state machine that keeps a part of its state in files beside the snapshot. They never change, and a
+    follower that takes in a snapshot fetches those that it lacks.
+
+    All methods are called in the raft thread but `verify`, and what `work` returned.
+    """
+
+    def open_in(self, directory: Path) -> None:
+        """Where the files are, once, before anything else. What ends in `.tmp` there is no replica's yet."""
+
+    def work(self) -> Callable[[], None] | None:
+        """The next piece of what is to be written, for a background thread, while `apply` goes on; None where
+        nothing is. `worked` follows when it has ended, or `gave_up` where the disk was full."""
+
+    def worked(self) -> None:
+        """The piece of work is done."""
+
+    def gave_up(self) -> None:
+        """It is to be begun anew some time."""
+
+    def files(self) -> Sequence[FileId] | None:
+        """Those that the snapshot of this moment would name; None while it can't be taken yet."""
+
+    def verify(self, path: Path, file: FileId) -> bool:
+        """Whether what has come in at `path` is the file. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from photon.raft.core import RaftCore, now
+from photon.raft.files import FileShelf, delete
 from photon.raft.follower import Follower
-from photon.raft.journal import NO_OP
+from photon.raft.journal import NO_OP, DamagedError
 from photon.raft.membership import Elections, Founding, HasMet, Membership, everybody_met
 from photon.raft.port import (
     Applied,
@@ -28,10 +29,18 @@ from photon.raft.port import (
     Status,
     Unknown,
 )
-from photon.raft.rules.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, decode, encode
+from photon.raft.rules.codec import (
+    APPEND_ENTRIES,
+    ASK_FILE,
+    FILE_PIECE,
+    NEXT_NODE_IDX,
+    Message,
+    decode,
+    encode,
+)
 from photon.raft.rules.guards import is_stale_ack, next_index_of
 from photon.raft.rules.members import command_of, founding
-from photon.raft.sender import Sender, Wire
+from photon.raft.sender import SNAPSHOT_SHARE, Sender, Wire
 from photon.raft.snapshot import Compactor, Installer, Jobs, StateMachineError
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
@@ -135,6 +144,7 @@ class Replica:
         first = NO_OP if founders is None else command_of(founding(founders))
         self.store = ReplicaStore(directory, node, group, self._limits.segment_bytes, first)
         try:
+            self._shelf = FileShelf(directory, machine)
             restored = self._restore()
         except BaseException:
             self.store.abandon()
@@ -143,12 +153,15 @@ class Replica:
         self.core = core = RaftCore(store, restored, context.timing, context.rng, self)
         self._journal = journal = store.journal
         self._sender = Sender(core, store, wire, context.limits)
-        self._compactor = Compactor(machine, journal, store.snapshots, store.members, jobs, context.limits)
+        self._compactor = Compactor(
+            machine, journal, store.snapshots, store.members, self._shelf, jobs, context.limits
+        )
         self._elections = Elections(core, store, wire)
         named = store.members.newest if journal.last_index == FIRST_INDEX else None
         self._founding = Founding(group, node, named, context.has_met, now())
         self._membership = Membership(core, store, self._sender, context.timing)
-        installer = Installer(machine, store.snapshots.incoming_temporary, jobs)
+        incoming = store.snapshots.incoming_temporary
+        installer = Installer(machine, incoming, self._shelf, jobs, self._ask_file, context.limits)
         self._follower = Follower(core, store, self._elections, self._membership, installer, context.limits)
         self._proposals = Proposals()
         self._heartbeat_due = False
@@ -274,6 +287,11 @@ class Replica:
             return not self._has_all(peer)
         elif kind == APPEND_ENTRIES:
             self._follower.receive(peer, message)
+        elif kind == ASK_FILE:
+            self._send_file(peer, message)
+            return False
+        elif kind == FILE_PIECE:
+            self._follower.take_file(now(), peer, message)
         else:
             self._elections.receive(peer, message)
         return True
@@ -288,7 +306,7 @@ class Replica:
         """One turn. Raises StorageError, StateMachineError: then the replica must be abandoned."""
         if self._journal.dirty and self.core.is_leader:
             self._journal.sync()  # the commit rule counts this replica: only what it has on disk
-        installed = self._follower.take_in()
+        installed = self._follower.take_in(now())
         if installed is not None:
             self._compactor.installed(installed)
         self.core.tick()
@@ -390,7 +408,8 @@ class Replica:
             self._sender.send_all(heartbeat=False)
 
     def compact(self) -> None:
-        self._compactor.tick(self.core.applied_index, self._needed_by_followers, self._sender.transferring)
+        transferring = self._sender.transferring
+        self._compactor.tick(now(), self.core.applied_index, self._needed_by_followers, transferring)
 
     def _needed_by_followers(self) -> int | None:
         if not self.is_leader:
@@ -426,6 +445,16 @@ class Replica:
             # The library would go back and send what is under way once more.
             core.set_next_index(peer, max(sent, acked))
 
+    def _ask_file(self, peer: str, message: Message) -> None:
+        self._wire.send(peer, encode({**message, "term": self.core.term}))
+
+    def _send_file(self, peer: str, message: Message) -> None:
+        """What finds no room is asked for again."""
+        limits = self._limits
+        if self._wire.room(peer) >= limits.outgoing_bytes - limits.outgoing_bytes // SNAPSHOT_SHARE:
+            piece = self._shelf.piece(message, limits.snapshot_piece_bytes)
+            self._wire.send(peer, encode({**piece, "term": self.core.term}))
+
     # -- the state --------------------------------------------------------------------------------------
 
     def _restore(self) -> int:
@@ -433,7 +462,12 @@ class Replica:
         covers = self.store.snapshots.current
         if covers is None:
             return FIRST_INDEX
+        head = self.store.snapshots.head
+        assert head is not None
+        for file in self._shelf.lacks(head.files):
+            raise DamagedError(self._shelf.path(file.name), "a file of the snapshot is missing or cut")
         self._machine.restore(self.store.snapshots.chunks())
+        delete(self._shelf.needless(head.files))
         return covers.index
 
     def _apply(self, command: bytes, index: int) -> object:

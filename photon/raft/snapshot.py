@@ -9,26 +9,32 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
 from photon.core import disk
 from photon.core.errors import DiskFullError, PhotonError, StorageError
+from photon.raft.files import Fetch, FileShelf, delete
 from photon.raft.journal import DamagedError, Journal, storage_errors
-from photon.raft.port import Members, Preparing, RaftLimits, StateMachine
-from photon.raft.rules.codec import MessageError, SnapshotPiece
+from photon.raft.port import FileId, Filing, Members, Preparing, RaftLimits, StateMachine
+from photon.raft.rules.codec import FILE_NAME, Message, MessageError, SnapshotPiece
 from photon.raft.rules.members import MemberLog, command_of, members_of
 
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES_MAX = 64 << 20
-_MAGIC = b"PHRAFTS2"
-_HEADER = struct.Struct("<8sQQI")  # magic, index, term, length of the members' entry, which follows
+_MAGIC = b"PHRAFTS3"
+_HEADER = struct.Struct(
+    "<8sQQII"
+)  # magic, index, term, lengths of the members' entry and the files, which follow
 _HEADER_CRC = struct.Struct("<I")  # of both
 _MEMBERS_BYTES_MAX = 1 << 20
+_FILES_BYTES_MAX = 1 << 24
+_FILE_FIXED = struct.Struct("<QIH")  # size, crc, length of the name, which follows
 _CHUNK = struct.Struct("<II")  # length, crc chained over all chunks so far: none can be missing or swapped
 _END = 0xFFFFFFFF  # stands for the length where the chunks end
 _TOTAL = struct.Struct("<QQI")  # chunks, bytes, crc chained on
@@ -47,10 +53,12 @@ class SnapshotId:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a snapshot begins with: the members are those of the group at its last entry."""
+    """What a snapshot begins with: the members are those of the group at its last entry. `files`: without
+    which its state is not whole (port.Filing)."""
 
     covers: SnapshotId
     members: Members
+    files: tuple[FileId, ...] = ()
 
 
 def write_snapshot(path: Path, head: Head, chunks: Iterable[bytes]) -> None:
@@ -68,8 +76,9 @@ def write_snapshot(path: Path, head: Head, chunks: Iterable[bytes]) -> None:
 
 
 def _write_chunks(file: IO[bytes], head: Head, chunks: Iterable[bytes]) -> None:
-    members = command_of(head.members)
-    body = _HEADER.pack(_MAGIC, head.covers.index, head.covers.term, len(members)) + members
+    members, files = command_of(head.members), _pack_files(head.files)
+    covers = head.covers
+    body = _HEADER.pack(_MAGIC, covers.index, covers.term, len(members), len(files)) + members + files
     crc = zlib.crc32(body)
     file.write(body + _HEADER_CRC.pack(crc))
     count = total = 0
@@ -83,6 +92,24 @@ def _write_chunks(file: IO[bytes], head: Head, chunks: Iterable[bytes]) -> None:
         total += len(chunk)
     tail = struct.pack("<IQQ", _END, count, total)
     file.write(tail + struct.pack("<I", zlib.crc32(tail, crc)))
+
+
+def _pack_files(files: Iterable[FileId]) -> bytes:
+    names = ((file, file.name.encode()) for file in files)
+    return b"".join(_FILE_FIXED.pack(file.size, file.crc, len(name)) + name for file, name in names)
+
+
+def _unpack_files(data: bytes) -> tuple[FileId, ...]:
+    """Raises struct.error, ValueError."""
+    files, at = [], 0
+    while at < len(data):
+        size, crc, length = _FILE_FIXED.unpack_from(data, at)
+        at += _FILE_FIXED.size + length
+        name = data[at - length : at].decode()
+        if len(name.encode()) != length or not FILE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no file's name")
+        files.append(FileId(name, size, crc))
+    return tuple(files)
 
 
 def read_head(path: Path) -> Head:
@@ -106,20 +133,20 @@ def _read_header(path: Path, file: Readable) -> tuple[Head, int]:
     fixed = file.read(_HEADER.size)
     if len(fixed) < _HEADER.size:
         raise damaged
-    magic, index, term, length = _HEADER.unpack(fixed)
-    if magic != _MAGIC or length > _MEMBERS_BYTES_MAX:
+    magic, index, term, length, files_length = _HEADER.unpack(fixed)
+    if magic != _MAGIC or length > _MEMBERS_BYTES_MAX or files_length > _FILES_BYTES_MAX:
         raise damaged
-    listed = file.read(length)
-    crc = zlib.crc32(listed, zlib.crc32(fixed))
+    listed, named = file.read(length), file.read(files_length)
+    crc = zlib.crc32(named, zlib.crc32(listed, zlib.crc32(fixed)))
     if file.read(_HEADER_CRC.size) != _HEADER_CRC.pack(crc):
         raise damaged
     try:
-        members = members_of(listed)
-    except MessageError as error:
+        members, files = members_of(listed), _unpack_files(named)
+    except (MessageError, struct.error, ValueError) as error:
         raise damaged from error
     if members is None:
         raise damaged
-    return Head(SnapshotId(index, term), members), crc
+    return Head(SnapshotId(index, term), members, files), crc
 
 
 def verified(path: Path, file: Readable) -> Iterator[bytes]:
@@ -184,6 +211,8 @@ class SnapshotStore:
         return read_chunks(self.path)
 
 
+_FULL_DISK_S = 5.0
+_LOG_GROWS = "the log grows until a snapshot of it can be written: %s"
 # While followers take in a snapshot, the next one waits, so that what follows the first is still there for
 # them: up to so many times the usual size of the log.
 PATIENCE = 4
@@ -231,6 +260,7 @@ class Compactor:
         journal: Journal,
         snapshots: SnapshotStore,
         members: MemberLog,
+        shelf: FileShelf,
         jobs: Jobs,
         limits: RaftLimits,
     ) -> None:
@@ -238,12 +268,16 @@ class Compactor:
         self._journal = journal
         self._snapshots = snapshots
         self._members = members
+        self._shelf = shelf
         self._jobs = jobs
         self._limits = limits
         self._frozen_index = 0 if snapshots.current is None else snapshots.current.index
         self._applied_bytes = 0
         self._job: Job | None = None
         self._head: Head | None = None  # of the snapshot that is being written
+        self._filing: Job | None = None
+        self._needless: list[Path] = []
+        self._file_at = 0.0
         self._abandoned = False
 
     def applied(self, command_bytes: int) -> None:
@@ -255,8 +289,10 @@ class Compactor:
         self._frozen_index = index
         self._applied_bytes = 0
 
-    def tick(self, applied_index: int, needed_index: Callable[[], int | None], transferring: bool) -> None:
-        """Finish a snapshot that is written, start one that is due.
+    def tick(
+        self, now: float, applied_index: int, needed_index: Callable[[], int | None], transferring: bool
+    ) -> None:
+        """Finish a snapshot that is written, start one that is due; or a piece of the machine's own work.
 
         `needed_index`: the entry the slowest live follower has, on a leader; asked once a snapshot.
         StorageError, StateMachineError.
@@ -267,16 +303,42 @@ class Compactor:
             job, self._job = self._job, None
             if self._is_written(job):
                 self._put_in_place(needed_index())
+        machine = self._shelf.machine
+        if machine is not None:
+            self._tick_filing(machine, now)
+        if self._needless and not self._jobs.busy():
+            self._jobs.start(partial(delete, self._needless))
+            self._needless = []
         patience = PATIENCE if transferring else 1
         if self._due(applied_index, patience) and not self._jobs.busy():
-            self._start(applied_index)
+            files = () if machine is None else machine.files()
+            if files is not None:
+                self._start(applied_index, files)
+        if machine is not None and self._filing is None and now >= self._file_at and not self._jobs.busy():
+            work = machine.work()
+            self._filing = None if work is None else self._jobs.start(work)
 
-    def _is_written(self, job: Job) -> bool:
+    def _tick_filing(self, machine: Filing, now: float) -> None:
+        if self._filing is None or not self._filing.done():
+            return
+        job, self._filing = self._filing, None
+        if self._is_written(job, "work", "more is held in memory until a file can be written: %s"):
+            machine.worked()
+        else:
+            machine.gave_up()
+            self._file_at = now + _FULL_DISK_S
+
+    def _is_written(
+        self,
+        job: Job,
+        what: str = "freeze",
+        told: str = "the log grows until a snapshot of it can be written: %s",
+    ) -> bool:
         """A full disk costs no more than a long log: the next snapshot is due when it has grown as much."""
         try:
-            _finish(job, "freeze")
+            _finish(job, what)
         except DiskFullError as error:
-            _log.warning("the log grows until a snapshot of it can be written: %s", error)
+            _log.warning(told, error)
             return False
         return True
 
@@ -286,6 +348,7 @@ class Compactor:
             index = self._head.covers.index
             self._journal.drop_before(self._keep_from(index, needed_index))
             self._members.forget_before(index)
+            self._needless = self._shelf.needless(self._head.files)
 
     def abandon(self) -> None:
         """Stop writing soon; what was written is dropped at the next start."""
@@ -297,7 +360,7 @@ class Compactor:
             or self._applied_bytes >= self._limits.compact_bytes * patience
         )
 
-    def _start(self, applied_index: int) -> None:
+    def _start(self, applied_index: int, files: Sequence[FileId]) -> None:
         term, members = self._journal.term_at(applied_index), self._members.at(applied_index)
         assert term is not None, applied_index
         if members is None:
@@ -306,7 +369,7 @@ class Compactor:
             chunks = self._machine.freeze()
         except Exception as error:
             raise StateMachineError(f"the state machine's freeze raised {error!r}") from error
-        head = self._head = Head(SnapshotId(applied_index, term), members)
+        head = self._head = Head(SnapshotId(applied_index, term), members, tuple(files))
         self._frozen_index = applied_index
         self._applied_bytes = 0
         path = self._snapshots.own_temporary
@@ -333,23 +396,35 @@ class Compactor:
 
 
 class Installation:
-    """One snapshot; `work` is what a job does."""
+    """One snapshot; `work` is what a job does, until nothing is missing."""
 
-    def __init__(self, peer: str, expected: SnapshotId, path: Path, machine: StateMachine) -> None:
+    def __init__(
+        self, peer: str, expected: SnapshotId, path: Path, machine: StateMachine, shelf: FileShelf
+    ) -> None:
         self.peer = peer
         self.expected = expected
         self.head: Head | None = None  # once it is verified
+        self.fetch: Fetch | None = None
+        self.missing: list[FileId] = []
         self._path = path
         self._machine = machine
+        self._shelf = shelf
         self._put: Callable[[], None] | None = None
         self._abandoned = False
 
     def work(self) -> None:
         """Raises StorageError, and what the state machine raises."""
-        with storage_errors(self._path, "syncing a snapshot that came in"), self._path.open("rb") as file:
-            os.fsync(file.fileno())
-        self.head = self._verified()
-        if self.head is not None and isinstance(self._machine, Preparing):
+        if self.head is None:
+            with storage_errors(self._path, "syncing a snapshot that came in"), self._path.open("rb") as file:
+                os.fsync(file.fileno())
+            self.head = self._verified()
+            if self.head is None:
+                return
+        if self.fetch is not None:
+            self.fetch.put()
+        self._shelf.pinned = self.head.files
+        self.missing = self._shelf.lacks(self.head.files)
+        if not self.missing and isinstance(self._machine, Preparing):
             self._put = self._machine.prepare(self._chunks())
 
     def abandon(self) -> None:
@@ -388,13 +463,25 @@ class Installation:
 
 
 class Installer:
-    """Takes in a leader's snapshots, one at a time: the pieces in order, then a job. Raft thread only."""
+    """Takes in a leader's snapshots, one at a time: the pieces in order, the files that it names and this
+    replica lacks, and jobs between. Raft thread only."""
 
-    def __init__(self, machine: StateMachine, path: Path, jobs: Jobs) -> None:
-        """`path`: where a snapshot comes in."""
+    def __init__(
+        self,
+        machine: StateMachine,
+        path: Path,
+        shelf: FileShelf,
+        jobs: Jobs,
+        ask: Callable[[str, Message], None],
+        limits: RaftLimits,
+    ) -> None:
+        """`path`: where a snapshot comes in. `ask`: as of Fetch."""
         self._machine = machine
         self._path = path
+        self._shelf = shelf
         self._jobs = jobs
+        self._ask = ask
+        self._limits = limits
         self._file: IO[bytes] | None = None
         self._source: tuple[str, int, int, int, int] | None = None
         self._received = 0
@@ -428,7 +515,12 @@ class Installer:
             self._file.flush()
         self.drop()
         covers = SnapshotId(piece.index, piece.term)
-        self._installation = Installation(peer, covers, self._path, self._machine)
+        self._installation = Installation(peer, covers, self._path, self._machine, self._shelf)
+
+    def take_file(self, now: float, peer: str, message: Message) -> None:
+        """A piece of a file. Raises StorageError."""
+        if self._installation is not None and self._installation.fetch is not None:
+            self._installation.fetch.take(now, peer, message)
 
     def drop(self) -> None:
         """Give up what came in so far."""
@@ -441,20 +533,37 @@ class Installer:
         self.drop()
         if self._installation is not None:
             self._installation.abandon()
+            if self._installation.fetch is not None:
+                self._installation.fetch.drop()
 
-    def poll(self) -> Installation | None:
-        """The one that is ready now (its `head` None where it was damaged). Raises StorageError,
-        StateMachineError.
+    def poll(self, now: float, peers: Sequence[str]) -> Installation | None:
+        """The one that is ready now (its `head` None where it was damaged). `peers`: whom files may be asked
+        of. Raises StorageError, StateMachineError.
         """
-        if self._installation is None:
+        installation = self._installation
+        if installation is None:
             return None
         if self._job is None:
-            if not self._jobs.busy():
-                self._job = self._jobs.start(self._installation.work)
+            fetch = installation.fetch
+            if fetch is not None and not fetch.done:
+                others = [peer for peer in peers if peer != installation.peer]
+                if not fetch.tick(now, [installation.peer, *others], installation.peer):
+                    self._end()  # nobody has them any more: a newer snapshot will come
+            elif not self._jobs.busy():
+                self._job = self._jobs.start(installation.work)
             return None
         if not self._job.done():
             return None
         job, self._job = self._job, None
-        installation, self._installation = self._installation, None
         _finish(job, "prepare")
-        return installation
+        if installation.missing:
+            installation.fetch = Fetch(self._shelf, installation.missing, self._ask, self._limits)
+            return None
+        return self._end()
+
+    def _end(self) -> Installation | None:
+        ended, self._installation = self._installation, None
+        self._shelf.pinned = ()
+        if ended is not None and ended.fetch is not None:
+            ended.fetch.drop()
+        return ended

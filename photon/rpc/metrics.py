@@ -184,6 +184,7 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _gauge("shard_quorum", "shards.*.has_quorum", "1 where it knows a majority.", "shard", "shard"),
         _counter("shard_commands", "shards.*.applied_index", "Raft commands applied.", "shard", "shard"),
         _counter("shard_commits", "shards.*.commits", "Batches committed as the leader.", "shard", "shard"),
+        _gauge("shard_file_bytes", "shards.*.file_bytes", "In files of old ids.", "shard", "shard"),
         _counter("shard_committed_ids", "shards.*.committed_ids", "Ids in them.", "shard", "shard"),
         _gauge(
             "shard_boundary_held_seconds",

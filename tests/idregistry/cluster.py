@@ -23,11 +23,18 @@ class Cluster(Processes):
     """Same addresses and directories over all restarts."""
 
     def __init__(
-        self, directory: Path, shards: int = 1, forget_after_s: float | None = None, **settings: Any
+        self,
+        directory: Path,
+        shards: int = 1,
+        forget_after_s: float | None = None,
+        seal_ids: int | None = None,
+        **settings: Any,
     ) -> None:
-        """`forget_after_s`: a lease that ran out so long ago, where it is not as usual."""
+        """`forget_after_s`: a lease that ran out so long ago; `seal_ids`: so many make a segment, where they
+        are not as usual."""
         super().__init__(directory)
         self._forget_after_s = forget_after_s
+        self._seal_ids = seal_ids
         self.grpc: dict[str, str] = {}
         self.raft: dict[str, int] = {}
         self.dialed = self.raft
@@ -65,6 +72,7 @@ class Cluster(Processes):
                 "joining": node in self._joining,
                 "sets": self.sets,
                 "forget_after_s": self._forget_after_s,
+                "seal_ids": self._seal_ids,
             }
             self._processes[node] = Child(replica.main, given, told=self.log(node))
 

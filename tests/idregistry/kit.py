@@ -2,15 +2,16 @@
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import grpc
-import numpy as np
 
-from idregistry.rules.commands import Commit, Configure, DirectoryCommand, Row, encode
+from idregistry.rules.commands import Commit, Configure, DirectoryCommand, Merge, Row, Seal, encode
 from idregistry.rules.directory import DirectoryState
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
 from idregistry.rules.surveys import Scanned
+from idregistry.segment_file import SegmentFile, SegmentFiles
 from photon.core.columns import pack_times, split_ids
 from photon.core.fates import Committed
 from photon.core.ids import Token
@@ -119,9 +120,54 @@ def contents(state: ShardState) -> dict[bytes, bytes]:
     return told(state.scan())
 
 
-def frozen(state: ShardState) -> tuple[int, int, int]:
-    """How many ids are in segments, the dead among them; how many segments there are, and their bytes."""
-    segments = state._facts.table._layout.segments
-    columns = [segment.columns for segment in segments]
-    arrays = [array for one in columns for array in vars(one).values() if isinstance(array, np.ndarray)]
-    return sum(segment.ids for segment in segments), len(segments), sum(array.nbytes for array in arrays)
+def filed_state(directory: Path, configuration: Configuration | None = None) -> ShardState:
+    """Of shard 0, by default the only one, with its configuration; it keeps segments in files there."""
+    state = ShardState(0)
+    keep_files(state, directory)
+    state.apply(encode(Configure(NOW_US, configuration or one_shard())))
+    return state
+
+
+def keep_files(state: ShardState, directory: Path) -> None:
+    """From now on it keeps segments in files there."""
+    directory.mkdir(exist_ok=True)
+    state._files_in = SegmentFiles
+    state.open_in(directory)
+
+
+def write_files(state: ShardState, steps: int = 1 << 30) -> None:
+    """So many pieces of its background work."""
+    for _ in range(steps):
+        work = state.work()
+        if work is None:
+            return
+        work()
+        state.worked()
+
+
+def seal(state: ShardState) -> None:
+    """What is in dicts becomes a segment."""
+    state.apply(encode(Seal(NOW_US, state._facts.table.next_number)))
+
+
+def merge(state: ShardState, *numbers: int) -> None:
+    """These segments become one; without any all do."""
+    table = state._facts.table
+    inputs = numbers or tuple(segment.number for segment in table.segments)
+    state.apply(encode(Merge(NOW_US, table.next_number, inputs)))
+
+
+def file_all(state: ShardState) -> None:
+    """All that is due, as a leader would have it done."""
+    write_files(state)
+    while (command := state.filing_due()) is not None:
+        state.apply(encode(command))
+        write_files(state)
+
+
+def sealed(state: ShardState) -> tuple[int, int, int]:
+    """How many ids are in segments, the dead among them; how many segments there are, and the bytes of their
+    filters."""
+    sources = [segment.source for segment in state._facts.table.segments]
+    filters = sum(one.filter.bytes for one in sources if isinstance(one, SegmentFile))
+    return sum(one.ids for one in sources), len(sources), filters

@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from idregistry import coordinator
+from idregistry import coordinator, shard
+from idregistry.rules import table
 from idregistry.rules.commands import Row
 from idregistry.server import RegistryServer, Replica
 from photon.core.clock import SystemClock
@@ -33,6 +34,9 @@ def main(replica: dict[str, Any]) -> None:
 
     if replica.get("forget_after_s") is not None:
         coordinator._FORGET_AFTER_S = replica["forget_after_s"]  # type: ignore[misc]
+    if replica.get("seal_ids") is not None:
+        table.SEAL_IDS = table.SEAL_IDS_MIN = replica["seal_ids"]
+        shard._FILING_EVERY_S = 0.02  # type: ignore[misc]
     network = LOOPBACK
     if replica.get("tls"):
         *files, name = replica["tls"]

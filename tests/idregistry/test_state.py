@@ -3,10 +3,12 @@
 Against a model, with every order of things: test_state_model. Snapshots: test_state_snapshot.
 """
 
+import math
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,11 +16,23 @@ import numpy as np
 import pytest
 
 from idregistry.rules import table as idtable
-from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, encode
+from idregistry.rules.commands import (
+    Boundary,
+    Commit,
+    Configure,
+    Fences,
+    Merge,
+    Prepare,
+    Release,
+    Seal,
+    encode,
+)
 from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared
 from idregistry.rules.state import ShardState
+from idregistry.segment_file import SegmentFiles
 from photon.core.columns import hash_ids, pack_times
+from photon.core.errors import CorruptStateError
 from photon.core.fates import Registered, Released
 from photon.core.ids import IdPacker, Token
 from tests.idregistry.kit import (
@@ -33,10 +47,16 @@ from tests.idregistry.kit import (
     contents,
     event_id,
     event_ids,
-    frozen,
+    file_all,
+    filed_state,
+    keep_files,
+    merge,
     new_state,
     one_shard,
     same_times,
+    seal,
+    sealed,
+    write_files,
 )
 
 ABSENT, PRESENT, TOO_OLD, _ = bytes(Registered)
@@ -44,19 +64,16 @@ RELEASED, NOT_THERE, OTHER, NOT_FENCED, _ = bytes(Released)
 TOKEN = Token("10.0.0.1:4242", 7, 1000)
 
 
-def tidy_all(state: ShardState) -> None:
-    """Until all is frozen that is to be frozen."""
-    while state.tidy():
-        pass
+@pytest.fixture(params=["recent", "sealed", "in files"])
+def settle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """What holds of ids in dicts holds of ids in segments, wherever these are."""
 
+    def into_files(state: ShardState) -> None:
+        keep_files(state, tmp_path_factory.mktemp("files"))
+        seal(state)
+        write_files(state)
 
-@pytest.fixture(params=["recent", "frozen"])
-def settle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """What holds of ids in dicts holds of ids in segments."""
-    if request.param == "recent":
-        return lambda state: None
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
-    return tidy_all
+    return {"recent": lambda state: None, "sealed": seal, "in files": into_files}[request.param]
 
 
 def release(token: Token, numbers: list[int], time_us: int = NOW_US) -> bytes:
@@ -127,10 +144,9 @@ def _lines_run(state: ShardState, command: bytes) -> int:
     return lines
 
 
-@pytest.mark.parametrize("raced", ["one id twice", "in one command", "later", "frozen", "expired"])
-def test_a_repeated_id_costs_the_others_nothing(raced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raced", ["one id twice", "in one command", "later", "sealed", "expired"])
+def test_a_repeated_id_costs_the_others_nothing(raced: str) -> None:
     """2.2.1: datacenters race for the same ids: 4,000 of them take the lines of Python that 400 take."""
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
 
     def lines_run(count: int) -> int:
         state = new_state()
@@ -139,11 +155,10 @@ def test_a_repeated_id_costs_the_others_nothing(raced: str, monkeypatch: pytest.
             "one id twice": [(b"a", [*numbers[:-1], 0])],
             "in one command": [(b"a", numbers[::2]), (b"b", numbers[::2])],
         }.get(raced, [(b"a", numbers)])
-        if raced in ("later", "frozen"):
+        if raced in ("later", "sealed"):
             state.apply(commit_command((b"b", numbers)))
-        if raced == "frozen":
-            while state.tidy():
-                pass
+        if raced == "sealed":
+            seal(state)
         if raced == "expired":
             state.apply(encode(Boundary(NOW_US, NOW_US + 1)))
         return _lines_run(state, commit_command(*segments))
@@ -349,68 +364,162 @@ def fill(state: ShardState, ids: int, time_us: int, seed: int) -> None:
         state.apply(encode(Commit(time_us, [TOKEN.pack()], [1000], batch, same_times(1000, time_us), [OWN])))
 
 
-def test_frozen_ids_take_under_40_bytes_and_what_is_expired_none() -> None:
-    state = new_state()
+def test_sealed_ids_take_under_three_bytes_of_memory_and_what_is_expired_none(tmp_path: Path) -> None:
+    state = filed_state(tmp_path / "files")
     fill(state, 200_000, NOW_US, 1)
-    assert not state.tidy(), "too few, and too new"
-    state.apply(encode(Boundary(NOW_US + 2 * idtable.FREEZE_AFTER_US, 0)))
-    tidy_all(state)
-    ids, _, size = frozen(state)
+    assert state.filing_due() is None, "too few, and too new"
+    state.apply(encode(Boundary(NOW_US + 2 * idtable.SEAL_AFTER_US, 0)))
+    file_all(state)
+    ids, _, filters = sealed(state)
     assert ids == 200_000
-    assert size < 40 * 200_000
+    assert not any(state._facts.table._layout.subs)
+    assert filters < 3 * 200_000
+    assert sum(file.size for file in state.files() or ()) < 36 * 200_000
     state.apply(encode(Boundary(NOW_US, NOW_US + BUCKET_US)))
-    tidy_all(state)
-    assert (*frozen(state), state.ids) == (0, 0, 0, 0)
+    file_all(state)
+    assert (sealed(state)[0], state.ids) == (0, 0)
 
 
-@pytest.mark.parametrize("at_a_time", [idtable.SUB_IDS_MAX, 2])
-def test_what_is_committed_while_ids_freeze_is_not_forgotten(
-    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+def test_what_is_committed_while_a_segment_is_written_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
     monkeypatch.setattr(idtable, "STEP_IDS", 1)
-    monkeypatch.setattr(idtable, "SUB_IDS_MAX", at_a_time)
-    state = new_state()
+    state = filed_state(tmp_path / "files")
     for number in range(0, 60, 3):
         state.apply(commit_command((TOKEN.pack(), [number, number + 1, number + 2])))
-        state.tidy()
+        seal(state)
+        write_files(state, 1)
     for _ in range(2):
         assert state.apply(commit_command((b"again", range(60)))) == bytes([DUPLICATE] * 60)
-        tidy_all(state)
+        merge(state)
+        write_files(state)
+    assert sealed(state)[:2] == (60, 1)
 
 
-def test_a_segment_is_written_anew_when_a_quarter_of_it_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
-    state = new_state()
+@pytest.mark.parametrize("written", ["sealed", "merged", "restored"])
+def test_what_is_released_in_a_segment_stays_released(tmp_path: Path, written: str) -> None:
+    state = filed_state(tmp_path / "files")
+    for numbers in (range(10), range(10, 20)):
+        state.apply(commit_command((TOKEN.pack(), numbers)))
+        seal(state)
+    write_files(state)
+    state.apply(encode(Fences(NOW_US, 0, (TOKEN.incarnation,))))
+    assert state.apply(release(TOKEN, [3, 13])) == bytes([RELEASED, RELEASED])
+    left = sorted({*range(20)} - {3, 13})
+    if written != "sealed":
+        merge(state)
+        assert contents(state).keys() == set(map(event_id, left)), "while it is merged"
+        write_files(state)
+    if written == "restored":
+        chunks, state = list(state.freeze()), ShardState(0, SegmentFiles)
+        state.open_in(tmp_path / "files")
+        state.restore(chunks)
+    assert contents(state).keys() == set(map(event_id, left))
+    assert state.ids == 18
+    assert state.apply(release(TOKEN, [3])) == bytes([NOT_THERE])
+    again = state.apply(commit_command((b"again", [2, 3, 13])))
+    assert again == bytes([DUPLICATE, WON, WON])
+    seal(state)
+    merge(state)
+    write_files(state)
+    assert contents(state)[event_id(3)] == b"again"
+
+
+def test_a_segment_is_written_anew_when_half_of_it_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idtable, "SEAL_IDS", 50_000)
+    monkeypatch.setattr(idtable, "SEAL_IDS_MIN", 1)
+    state = filed_state(tmp_path / "files")
     for number, hour in enumerate((0, 1, 2, 3, 4)):
         fill(state, 10_000, NOW_US + hour * BUCKET_US, number)
-    tidy_all(state)
+    file_all(state)
     kept = []
-    for hour in (1, 2, 3):
+    for hour in (1, 2, 3, 5):
         state.apply(encode(Boundary(NOW_US, NOW_US + hour * BUCKET_US)))
-        tidy_all(state)
-        kept.append(frozen(state)[0])
-    assert kept == [50_000, 30_000, 20_000]
-    assert len(contents(state)) == state.ids == 20_000
+        file_all(state)
+        kept.append(sealed(state)[0])
+    assert kept == [50_000, 50_000, 20_000, 0]
+    assert len(contents(state)) == state.ids == 0
 
 
-def test_segments_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1000)
-    state = new_state()
+def test_segments_stay_few_and_each_is_written_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idtable, "SEAL_IDS", 1000)
+    monkeypatch.setattr(idtable, "SEAL_IDS_MIN", 1000)
+    state = filed_state(tmp_path / "files")
     for number in range(100):
         fill(state, 1000, NOW_US, number)
-        tidy_all(state)
-        assert frozen(state)[1] <= (number + 1).bit_length()
-    assert frozen(state)[0] == len(contents(state)) == 100_000
+        file_all(state)
+        assert sealed(state)[1] <= 3 * (1 + math.log(number + 1, 4))
+    assert sealed(state)[0] == len(contents(state)) == 100_000
+    assert state._facts.table.next_number < 140
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        ([], ()),
+        ([(1, 100, 0), (2, 100, 0), (3, 100, 0)], ()),
+        ([(1, 100, 0), (2, 100, 0), (3, 100, 0), (4, 100, 0)], (1, 2, 3, 4)),
+        ([(n, 1 << 20, 0) for n in (5, 6, 7, 8)] + [(n, 100, 0) for n in (9, 10, 11, 12)], (9, 10, 11, 12)),
+        ([(1, 1 << 27, 0), (2, 1 << 27, 0), (3, 1 << 27, 0), (4, 1 << 27, 0)], ()),
+        ([(1, 500, 500), (2, 100, 0), (3, 70, 70)], (1, 3)),
+        ([(1, 0, 0), (2, 100, 0)], ()),
+        ([(1, 1 << 20, 1 << 19), (2, 100, 0)], (1,)),
+        ([(1, 1 << 20, (1 << 19) - 1), (2, 100, 0)], ()),
+    ],
+)  # fmt: skip
+def test_which_segments_are_merged(segments: list[tuple[int, int, int]], expected: tuple[int, ...]) -> None:
+    assert idtable.to_merge(segments) == expected
+
+
+@pytest.mark.parametrize("again", ["seal", "merge"])
+def test_a_command_of_another_number_changes_nothing(tmp_path: Path, again: str) -> None:
+    """As one that a leader proposed twice."""
+    state = filed_state(tmp_path / "files")
+    state.apply(commit_command((TOKEN.pack(), range(10))))
+    seal(state)
+    table = state._facts.table
+    for number in (0, 1, 3):
+        command = Seal(NOW_US, number) if again == "seal" else Merge(NOW_US, number, (1,))
+        assert state.apply(encode(command)) == 2
+    assert state.apply(encode(Merge(NOW_US, 2, (1, 7)))) == 2, "there is no 7"
+    assert [segment.number for segment in table.segments] == [1]
+
+
+@pytest.mark.parametrize("at", range(0, 60_000, 1_501))
+def test_a_damaged_file_is_never_taken_for_an_absence(tmp_path: Path, at: int) -> None:
+    """Every id would be won a second time of which a bit has changed."""
+    state = filed_state(tmp_path / "files")
+    fill(state, 1000, NOW_US, 1)
+    held = list(contents(state))
+    seal(state)
+    write_files(state)
+    chunks, (file,) = list(state.freeze()), state.files() or ()
+    path = tmp_path / "files" / file.name
+    data = bytearray(path.read_bytes())
+    data[at % len(data)] ^= 1 << at % 8
+    path.write_bytes(data)
+    assert not state.verify(path, file)
+    with pytest.raises(CorruptStateError, match="segment file"):
+        other = ShardState(0, SegmentFiles)
+        other.open_in(tmp_path / "files")
+        other.restore(chunks)
+        for start in range(0, 1000, 20):
+            ids = b"".join(held[start : start + 20])
+            assert other.lookup(ids, same_times(20)) == bytes([PRESENT] * 20)
 
 
 @pytest.mark.long
 def test_lookups_in_other_threads_never_miss_what_was_committed_before_them(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though ids move from dicts to segments, and from segment to segment, all the while."""
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 400)
-    state = new_state()
+    monkeypatch.setattr(idtable, "SEAL_IDS", 400)
+    monkeypatch.setattr(idtable, "SEAL_IDS_MIN", 400)
+    state = filed_state(tmp_path / "files")
     rng = np.random.default_rng(3)
     committed: list[bytes] = []
     missed: list[bytes] = []
@@ -439,7 +548,9 @@ def test_lookups_in_other_threads_never_miss_what_was_committed_before_them(
         ids = rng.bytes(16 * 200)
         state.apply(encode(Commit(NOW_US, [b"t"], [200], ids, same_times(200), [OWN])))
         committed.append(ids)
-        state.tidy()
+        if (command := state.filing_due()) is not None:
+            state.apply(encode(command))
+        write_files(state, 1)
     done.set()
     for reader in readers:
         reader.join()

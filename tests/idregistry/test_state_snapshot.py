@@ -4,13 +4,14 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules import table as idtable
+from idregistry.rules import snapshots
 from idregistry.rules.commands import Boundary, Commit, Fences, Release, encode
 from idregistry.rules.packing import BUCKET_US
 from idregistry.rules.state import ShardState
@@ -26,8 +27,11 @@ from tests.idregistry.kit import (
     contents,
     event_id,
     event_ids,
+    filed_state,
     new_state,
     same_times,
+    seal,
+    write_files,
 )
 from tests.idregistry.state_model import crafted
 
@@ -39,7 +43,7 @@ def restored(chunks: list[bytes]) -> ShardState:
 
 
 def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idtable, "CHUNK_IDS_MAX", 100)
+    monkeypatch.setattr(snapshots, "CHUNK_IDS_MAX", 100)
     rng = random.Random(1)
     state = new_state()
     for batch in range(60):
@@ -47,23 +51,20 @@ def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest
         times = pack_times([NOW_US + rng.randrange(20) * BUCKET_US for _ in range(1000)])
         state.apply(encode(Commit(NOW_US, [b"token-%d" % batch], [1000], ids, times, [OWN])))
     chunks = list(state.freeze())
-    assert max(map(len, chunks)) <= 8 + 36 * 100
+    assert max(map(len, chunks[4:])) <= 8 + 36 * 100
     assert contents(restored(chunks)) == contents(state)
 
 
-def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(tmp_path: Path) -> None:
     """The cut holds the dict with the released id; changes in the dict that took its place are not its."""
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
-    state = new_state()
+    state = filed_state(tmp_path / "files")
     token = Token("a:1", 5, 1).pack()
     state.apply(commit_command((token, [1]), (b"b", [2])))
     state.apply(encode(Fences(NOW_US, 0, (5,))))
     state.apply(encode(Release(NOW_US, [token], [1], event_id(1), same_times(1), [OWN], False)))
     cut = state.freeze()
-    while state.tidy():
-        pass
+    seal(state)
+    write_files(state)
     state.apply(commit_command((b"again", [1])))
     state.apply(commit_command((b"and not again", [1])))
     assert contents(restored(list(cut))) == {event_id(2): b"b"}
@@ -96,13 +97,12 @@ def at_bytecode(wanted: int, change: Callable[[], None]) -> Iterator[bool]:
     yield seen >= wanted
 
 
-@pytest.mark.parametrize("tidying", [False, True])
+@pytest.mark.parametrize("sealing", [False, True])
 @pytest.mark.long
 def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
-    monkeypatch: pytest.MonkeyPatch, tidying: bool
+    tmp_path: Path, sealing: bool
 ) -> None:
-    """There another thread may come in: an insert, changes in place in dict and segment, and tidying."""
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    """There another thread may come in: an insert, changes in place, what is released, and sealing."""
     rng = random.Random(7)
     ids = split_ids(crafted(*((rng.randrange(1 << 56), rng.randrange(1 << 64)) for _ in range(20))))
     frozen, recent, new = b"".join(ids[:8]), b"".join(ids[8:16]), ids[16]
@@ -116,10 +116,10 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
     bytecode, reached = 0, True
     while reached:
         bytecode += 1
-        state = new_state()
+        state = filed_state(tmp_path / "files")
         commit(state, frozen, token)
-        while state.tidy():
-            pass
+        seal(state)
+        write_files(state)
         commit(state, recent, token)
         state.apply(encode(Fences(NOW_US, 0, (5,))))
 
@@ -127,8 +127,8 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
             commit(state, new, b"late")
             state.apply(encode(Release(NOW_US, [token], [2], changed, same_times(2), [OWN], False)))
             commit(state, changed, b"late")
-            if tidying:
-                state.tidy()
+            if sealing:
+                seal(state)
 
         expected, cut = list(state.freeze()), state.freeze()
         tracing = at_bytecode(bytecode, change)
@@ -148,6 +148,8 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
         "long",
         "twice",
         "missing",
+        "no end",
+        "two ends",
         "other form",
         "holder",
         "nobody",
@@ -159,18 +161,21 @@ def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str
     state = new_state()
     state.apply(commit_command((b"a", range(20)), (b"b", range(20, 30))))
     chunks = list(state.freeze())
+    *_, last, end = chunks
     broken = {
         "head": [chunks[0][:-1], *chunks[1:]],
         "head long": [chunks[0] + b"\0", *chunks[1:]],
-        "short": [*chunks[:-1], chunks[-1][:-1]],
-        "long": [*chunks[:-1], chunks[-1] + b"\0"],
-        "twice": [*chunks, chunks[-1]],
-        "missing": chunks[:-1],
+        "short": [*chunks[:-2], last[:-1], end],
+        "long": [*chunks[:-2], last + b"\0", end],
+        "twice": [*chunks[:-1], last, end],
+        "missing": [*chunks[:-2], end],
+        "no end": chunks[:-1],
+        "two ends": [*chunks, end],
         "other form": [b"XXXX" + chunks[0][4:], *chunks[1:]],
-        "holder": [*chunks[:-1], chunks[-1][:-16] + b"\xff" + chunks[-1][-15:]],
-        "nobody": [*chunks[:-1], chunks[-1][:-16] + bytes(4) + chunks[-1][-12:]],
-        "bucket": [*chunks[:-1], chunks[-1][:-4] + pack_times([-(1 << 31)])[:4]],
-        "order": [chunks[0], chunks[2], chunks[1], *chunks[3:]],
+        "holder": [*chunks[:-2], last[:-16] + b"\xff" + last[-15:], end],
+        "nobody": [*chunks[:-2], last[:-16] + bytes(4) + last[-12:], end],
+        "bucket": [*chunks[:-2], last[:-4] + pack_times([-(1 << 31)])[:4], end],
+        "order": [*chunks[:3], chunks[4], chunks[3], *chunks[5:]],
     }[damage]
     other = new_state()
     other.apply(commit_command((b"kept", [99])))
@@ -182,12 +187,12 @@ def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str
 def test_ids_that_are_not_in_order_inside_a_chunk_are_refused() -> None:
     state = new_state()
     state.apply(encode(Commit(NOW_US, [b"a"], [2], crafted((5, 1), (6, 1)), same_times(2), [OWN])))
-    head, names, chunk = state.freeze()
+    head, names, tally, chunk, end = state.freeze()
     swapped = chunk[:4] + chunk[12:20] + chunk[4:12] + chunk[20:]
     twice = chunk[:4] + chunk[4:12] * 2 + chunk[20:]
     for broken in (swapped, twice):
         with pytest.raises(CorruptStateError, match="order"):
-            ShardState(0).restore([head, names, broken])
+            ShardState(0).restore([head, names, tally, broken, end])
 
 
 def test_a_snapshot_of_any_number_of_holders_and_fences_is_of_small_chunks() -> None:
@@ -248,11 +253,20 @@ def test_a_state_that_has_a_newer_command_is_kept_in_that_version_which_an_older
         restored(chunks)
 
 
-def test_a_head_that_asks_for_more_than_memory_holds_is_refused() -> None:
-    head = bytearray(next(iter(new_state().freeze())))
-    head[37:45] = b"\xff" * 8
-    with pytest.raises(CorruptStateError):
-        ShardState(0).restore([bytes(head)])
+def test_a_snapshot_that_names_a_file_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    state = filed_state(tmp_path / "files")
+    state.apply(commit_command((b"a", range(20))))
+    seal(state)
+    assert state.files() is None, "it can't be taken before the file is there"
+    write_files(state)
+    chunks, (file,) = list(state.freeze()), state.files() or ()
+    with pytest.raises(CorruptStateError, match="no directory"):
+        restored(chunks)
+    (tmp_path / "files" / file.name).write_bytes(b"something else")
+    assert not state.verify(tmp_path / "files" / file.name, file)
+    other = filed_state(tmp_path / "files")
+    with pytest.raises(CorruptStateError, match="segment file"):
+        other.restore(chunks)
 
 
 @settings(deadline=None)

@@ -14,7 +14,8 @@ INDEX = st.integers(0, 2**61)
 
 @st.composite
 def messages(draw: st.DrawFn) -> dict[str, object]:
-    kind = draw(st.sampled_from(["append", "piece", "ack", "ask", "ask first", "vote", "granted", "timeout"]))
+    kinds = ["append", "piece", "ack", "ask", "ask first", "vote", "granted", "timeout", "ask file", "file"]
+    kind = draw(st.sampled_from(kinds))
     term = draw(NUMBER)
     if kind == "append":
         previous = draw(INDEX)
@@ -34,6 +35,14 @@ def messages(draw: st.DrawFn) -> dict[str, object]:
         total = offset + len(data) + draw(st.integers(0, 1000))
         piece = SnapshotPiece(draw(NUMBER), draw(st.integers(0, term)), offset, total, data)
         return {"type": "append_entries", "term": term, "commit_index": draw(NUMBER), "serialized": piece}
+    if "file" in kind:
+        name = draw(st.from_regex(r"[0-9a-z]{1,64}\.[0-9a-z]{1,8}", fullmatch=True))
+        about = {"term": term, "name": name, "offset": draw(INDEX)}
+        if kind == "ask file":
+            return {"type": "ask_file", **about, "length": draw(NUMBER)}
+        data = draw(st.binary(max_size=60))
+        total = draw(INDEX) + len(data)
+        return {"type": "file_piece", **about, "offset": total - len(data), "total": total, "data": data}
     if kind == "ack":
         return {
             "type": "next_node_idx",

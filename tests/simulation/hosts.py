@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from idregistry import service as service_module
+from idregistry import shard as shard_module
 from idregistry.coordinator import Coordinator, Hosting
+from idregistry.rules import table as table_module
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
 from idregistry.rules.sharding import BEGINNING
@@ -33,7 +35,7 @@ from photon.raft.store import LIFE_BYTES
 from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash
 from tests.simulation.history import History, Led, Moved, Seen, Turned, Versioned
-from tests.simulation.jobs import Jobs
+from tests.simulation.jobs import Job, Jobs
 from tests.simulation.machines import Watched, watched
 from tests.simulation.network import DOWN, FRAME, UP, Arrival, Network
 from tests.simulation.node import TIMING, end
@@ -176,6 +178,22 @@ class SimulatedTransport:
 
 
 class _HostJobs(Jobs):
+    """Their syncs keep no turn waiting, as they are another thread's."""
+
+    def __init__(self, rng: random.Random, clock: Clock, disks: Disks) -> None:
+        super().__init__(rng, clock)
+        self._disks = disks
+
+    def start(self, work: Callable[[], None]) -> Job:
+        def beside() -> None:
+            syncs = self._disks.syncs
+            try:
+                work()
+            finally:
+                self._disks.syncs = syncs
+
+        return super().start(beside)
+
     def stop(self, seconds: float) -> None: ...
 
 
@@ -294,7 +312,7 @@ class HostNode:
         settings, time = world.settings, _NodeTime(world.clock, world.rng.randint(-50_000, 50_000))
         self._close_queues = lambda: None
         self.state = DirectoryState()
-        self.jobs = jobs = _HostJobs(world.rng, world.clock)
+        self.jobs = jobs = _HostJobs(world.rng, world.clock, world.disks)
         others = {name: (row.raft_host, row.raft_port) for name, row in ROWS.items() if name != self.name}
         made: list[_Host] = []
         self.hosting = Hosting(
@@ -518,4 +536,8 @@ def handlers_are_tasks(tasks: Tasks) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patched(service_module, "Future", lambda: _Future(tasks)))
         stack.enter_context(patched(service_module, "time", _Time(tasks)))
+        # Ids are sealed soon, and segments merged.
+        stack.enter_context(patched(table_module, "SEAL_IDS", 6))
+        stack.enter_context(patched(table_module, "SEAL_IDS_MIN", 2))
+        stack.enter_context(patched(shard_module, "_FILING_EVERY_S", 0.02))
         yield

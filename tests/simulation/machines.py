@@ -1,13 +1,15 @@
 """The state machines under the log, and how a client's wish becomes a command of theirs and back."""
 
 import hashlib
+import random
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol
 
 from photon.core.fates import Committed
-from photon.raft.port import Preparing, RaftLimits, StateMachine
+from photon.raft.port import FileId, Filing, Preparing, RaftLimits, StateMachine
 from tests.raft.kit import SMALL, Register, command
 from tests.simulation.history import Act, Commit, Lookup
 
@@ -61,9 +63,37 @@ class WatchedBeside(Watched):
         return put
 
 
+class WatchedFiling(WatchedBeside):
+    """One that keeps files, too."""
+
+    def open_in(self, directory: Path) -> None:
+        self._filing.open_in(directory)
+
+    def work(self) -> Callable[[], None] | None:
+        return self._filing.work()
+
+    def worked(self) -> None:
+        self._filing.worked()
+
+    def gave_up(self) -> None:
+        self._filing.gave_up()
+
+    def files(self) -> Sequence[FileId] | None:
+        return self._filing.files()
+
+    def verify(self, path: Path, file: FileId) -> bool:
+        return self._filing.verify(path, file)
+
+    @property
+    def _filing(self) -> Filing:
+        assert isinstance(self.inner, Filing)
+        return self.inner
+
+
 def watched(inner: StateMachine, on_apply: Callable[[int, bytes], None]) -> Watched:
-    """As its machine is: with `prepare`, or without."""
-    return (WatchedBeside if isinstance(inner, Preparing) else Watched)(inner, on_apply)
+    """As its machine is."""
+    kind = WatchedBeside if isinstance(inner, Preparing) else Watched
+    return (WatchedFiling if isinstance(inner, Filing) else kind)(inner, on_apply)
 
 
 class Workload(Protocol):
@@ -82,7 +112,7 @@ class Workload(Protocol):
     def lookup(self, machine: Any, act: Lookup) -> tuple[int, ...]: ...
     def held(self, machine: Any) -> dict[bytes, bytes]: ...
     def boundary_us(self, machine: Any) -> int: ...
-    def tidy(self, machine: Any) -> None: ...
+    def filing(self, machine: Any, rng: random.Random) -> bytes | None: ...
 
 
 class Registers:
@@ -121,5 +151,5 @@ class Registers:
     def boundary_us(self, machine: Register) -> int:
         return NO_BOUNDARY
 
-    def tidy(self, machine: Register) -> None:
-        pass
+    def filing(self, machine: Register, rng: random.Random) -> bytes | None:
+        return None

@@ -294,8 +294,10 @@ class Node:
             self._open.add(attempt)
             body = world.workload.encode([wish.act for wish in attempt.wishes], int(world.clock.at * 1e6))
             log.propose(body, partial(self._answer, attempt))
-        if world.rng.random() < 0.1:
-            world.workload.tidy(self.machine)
+        if log.is_leader and world.rng.random() < 0.05:
+            command = world.workload.filing(self.machine, world.rng)
+            if command is not None:
+                log.propose(command, lambda _: None)
 
     def _answer(self, attempt: Attempt, outcome: Outcome) -> None:
         self._open.discard(attempt)

@@ -10,7 +10,7 @@ from idregistry.rules import state as shard_state
 from idregistry.rules.commands import Release
 from idregistry.rules.packing import Encoded
 from idregistry.rules.segments import STAMP
-from idregistry.rules.state import Facts, Frozen, release
+from idregistry.rules.state import Facts, Sealed, release
 from photon.core import disk
 from photon.core.fates import Released
 from photon.core.ids import ID_BYTES
@@ -150,10 +150,10 @@ def a_release_takes_the_id_from_whoever_holds_it() -> AbstractContextManager[Non
     original = shard_state._release_one
 
     def release_one(
-        facts: Facts, batch: Encoded, row: int, frozen: Frozen, wanted: tuple[int | None, int]
+        facts: Facts, batch: Encoded, row: int, sealed: Sealed, wanted: tuple[int | None, int]
     ) -> Released:
         holder, token_us, bucket = STAMP.unpack(facts.table.stamp(batch.subs[row], batch.keys[row]))
-        return original(facts, batch, row, frozen, (holder, token_us) if bucket >= facts.live else wanted)
+        return original(facts, batch, row, sealed, (holder, token_us) if bucket >= facts.live else wanted)
 
     return patched(shard_state, "_release_one", release_one)
 

@@ -2,10 +2,13 @@
 package.
 """
 
+import random
+
 from idregistry.rules import commands
 from idregistry.rules.commands import Configure
 from idregistry.rules.sharding import BEGINNING, Route
 from idregistry.rules.state import ShardState
+from idregistry.segment_file import SegmentFiles
 from photon.core.columns import pack_times
 from photon.core.ids import Token
 from photon.raft.port import RaftLimits
@@ -35,7 +38,7 @@ class Registries:
     limits = _LIMITS
 
     def machine(self) -> ShardState:
-        state = ShardState(0)
+        state = ShardState(0, SegmentFiles)
         state.apply(commands.encode(Configure(0, one_shard())))
         return state
 
@@ -89,5 +92,12 @@ class Registries:
     def boundary_us(self, machine: ShardState) -> int:
         return machine.boundary_us
 
-    def tidy(self, machine: ShardState) -> None:
-        machine.tidy()
+    def filing(self, machine: ShardState, rng: random.Random) -> bytes | None:
+        """What a leader may propose at any time, whatever is written yet, and in vain now and then."""
+        table = machine._facts.table
+        number = table.next_number - rng.choice((0, 0, 0, 1))
+        known = [segment.number for segment in table.segments]
+        if len(known) > 1 and rng.random() < 0.5:
+            inputs = tuple(sorted(rng.sample(known, rng.randrange(1, len(known) + 1))))
+            return commands.encode(commands.Merge(0, number, inputs))
+        return commands.encode(commands.Seal(0, number))

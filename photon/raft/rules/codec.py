@@ -1,10 +1,11 @@
-"""The messages between replicas as bytes. Seven kinds and nothing else; no pickle.
+"""The messages between replicas as bytes. Nine kinds and nothing else; no pickle.
 
 A message is the dict that pysyncobj's handlers take, so that nothing is translated twice. What is read here
 could be said by somebody: whether it may be believed is for `guards`.
 """
 
 import operator
+import re
 import struct
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,12 +22,20 @@ REQUEST_VOTE = "request_vote"
 RESPONSE_PRE_VOTE = "response_pre_vote"
 RESPONSE_VOTE = "response_vote"
 TIMEOUT_NOW = "timeout_now"
+ASK_FILE = "ask_file"  # of a file that a snapshot names, the bytes from `offset` on, up to `length`
+FILE_PIECE = "file_piece"  # these, `data`; of a file of `total` bytes, 0 where there is none of that name
 
-_APPEND, _PIECE, _ACK, _ASK_VOTE, _VOTE, _TIMEOUT, _ASK_PRE_VOTE, _PRE_VOTE = b"ASNRVTPG"
+FILE_NAME = re.compile(r"[0-9a-z]{1,64}\.[0-9a-z]{1,8}")
+"""What a file may be called that a snapshot names."""
+
+_APPEND, _PIECE, _ACK, _ASK_VOTE, _VOTE, _TIMEOUT, _ASK_PRE_VOTE, _PRE_VOTE, _ASK_FILE, _FILE = b"ASNRVTPGFB"
 _APPEND_FIXED = struct.Struct("<BQQQQI")  # kind, term, commit, previous index, previous term, entries
 _ENTRY = struct.Struct("<QI")  # term, length
 _PIECE_FIXED = struct.Struct("<BQQQQQQ")  # kind, term, commit, snapshot's index and term, offset, total
 _ACK_FIXED = struct.Struct("<BQQB")  # kind, term, next index, flags
+_FILE_FIXED = struct.Struct(
+    "<BQQQH"
+)  # kind, term, offset, length or total, length of the name, which follows
 _RESET, _SUCCESS = 1, 2
 _LAST = ("last_log_index", "last_log_term")
 # Those about elections: their kind, their fields, and how these follow it.
@@ -73,6 +82,11 @@ def encode(message: Message) -> bytes:
     if kind == NEXT_NODE_IDX:
         flags = _RESET * message["reset"] + _SUCCESS * message["success"]
         return _ACK_FIXED.pack(_ACK, term, message["next_node_idx"], flags)
+    if kind in (ASK_FILE, FILE_PIECE):
+        name = message["name"].encode()
+        byte, size = (_ASK_FILE, message["length"]) if kind == ASK_FILE else (_FILE, message["total"])
+        fixed = _FILE_FIXED.pack(byte, term, message["offset"], size, len(name))
+        return b"".join((fixed, name, message.get("data", b"")))
     return _encode_election(kind, message)
 
 
@@ -136,7 +150,25 @@ def _decode(data: bytes) -> Message:
             "reset": bool(flags & _RESET),
             "success": bool(flags & _SUCCESS),
         }
+    if kind in (_ASK_FILE, _FILE):
+        return _decode_file(kind, data)
     return _decode_election(kind, data)
+
+
+def _decode_file(kind: int, data: bytes) -> Message:
+    _, term, offset, size, length = _FILE_FIXED.unpack_from(data)
+    start = _FILE_FIXED.size + length
+    name, rest = data[_FILE_FIXED.size : start].decode("ascii", "replace"), data[start:]
+    _check_bounds(term, offset, size)
+    if not FILE_NAME.fullmatch(name) or len(name) != length:
+        raise MessageError("a message about a file with a name that none has")
+    if kind == _ASK_FILE:
+        if rest:
+            raise MessageError("a message of the wrong size")
+        return {"type": ASK_FILE, "term": term, "name": name, "offset": offset, "length": size}
+    if offset + len(rest) > size:
+        raise MessageError("a piece that lies outside its file")
+    return {"type": FILE_PIECE, "term": term, "name": name, "offset": offset, "total": size, "data": rest}
 
 
 def _decode_election(kind: int | None, data: bytes) -> Message:
