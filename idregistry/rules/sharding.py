@@ -173,6 +173,8 @@ class Ownership:
         self.spread_us = 0
         self.configuration: Configuration | None = None
         self.prepared: Prepared | None = None
+        self.former: tuple[int, ...] = ()
+        """Starts of intervals whose forerunners are gone, and with them who guarded what came soon after."""
 
     def prepare(self, version: int, start_us: int, fits: bool) -> None:
         """Take no ids from `start_us` on until a configuration of this version or a newer one is here.
@@ -188,11 +190,26 @@ class Ownership:
         """Take a newer configuration."""
         if self.configuration is not None and configuration.version <= self.configuration.version:
             return
+        starts = [interval.start_us for interval in configuration.intervals]
+        self.former = tuple(sorted({*self.former, *self._starts} - {*starts, BEGINNING}))
         self.configuration = configuration
         self.spread_us = configuration.spread_us
-        self._starts = [interval.start_us for interval in configuration.intervals]
+        self._starts = starts
         if self.prepared is not None and configuration.version >= self.prepared.version:
             self.prepared = None
+
+    def forget_before(self, live_us: int) -> None:
+        """Nothing of events before that is there any more."""
+        self.former = tuple(start for start in self.former if start + self.spread_us > live_us)
+
+    def unguarded(self, ids: bytes, times: bytes) -> npt.NDArray[np.bool_]:
+        """N flags: who registered it here had to register it with a guard, too, that is gone. Whether it did
+        nobody knows any more."""
+        at = unpack_times(times)
+        near = np.zeros(len(at), np.bool_)
+        for start in self.former:
+            near |= (at >= start) & (at < start + self.spread_us)
+        return near & opaque_mask(ids)
 
     def owns_all(self, batch: Encoded, low_us: int, high_us: int, known_us: int) -> bool:
         """Whether all of a batch, with times of `low_us` to `high_us`, are owned by who is asked as if by

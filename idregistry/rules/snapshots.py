@@ -68,6 +68,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     ids: int
     configuration: Configuration | None
     prepared: Prepared | None
+    former: tuple[int, ...]
     fences: int
     holders: int
     tally: int

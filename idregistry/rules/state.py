@@ -36,6 +36,7 @@ from idregistry.rules.commands import (
     version_of,
 )
 from idregistry.rules.packing import (
+    BUCKET_US,
     FEW,
     NO_BOUNDARY,
     NOBODY,
@@ -101,6 +102,7 @@ class Facts:
             # Readers take the boundary first: in between they say "expired" of more, not "absent" of more.
             self.boundary_us = boundary_us
             self.live = self.live_at(boundary_us)
+            self.ownership.forget_before(self.live * BUCKET_US)
             self.counts.drop_before(self.live)
             self.holders.forget_but(self.counts.holders())
 
@@ -223,8 +225,12 @@ def _commit_columns(
     taker = taker[first]
     new, found = taker == rows, taker <= rows
     held[found] = wanted[taker[found]]
-    # It keeps what it won, whatever the boundary is by now.
+    # It keeps what it won, whatever the boundary is by now; but for what it may have won by half.
     won = owned & ~barred & (taken | found) & _same_tokens(held, wanted)
+    if facts.ownership.former and (expired & won).any():
+        half = expired & won & facts.ownership.unguarded(command.ids, command.times)
+        won &= ~half
+        _give_up(facts, batch, np.flatnonzero(half & taken & ~np.isin(first, first[won])), wanted)
     outcomes = np.where(expired & ~won, np.uint8(Committed.EXPIRED), np.uint8(Committed.DUPLICATE))
     if (won & (first < rows)).any():
         # In one segment an id wins once, also when the segment is a retry.
@@ -237,6 +243,14 @@ def _commit_columns(
     facts.table.put_each(batch, stamps, new)
     _count(facts, command, batch, stamps, new)
     return outcomes.tobytes()
+
+
+def _give_up(facts: Facts, batch: Encoded, rows: npt.NDArray[np.intp], wanted: Stamps) -> None:
+    """Take out what its holder is told that it is expired: nobody joins it."""
+    sealed = facts.table.sealed(batch, facts.live) if len(rows) else {}
+    for row in rows.tolist():
+        holder, token_us, _ = wanted[row].item()
+        _release_one(facts, batch, row, sealed, (holder, token_us))
 
 
 def _columns_of(stamps: list[bytes]) -> Stamps:
@@ -412,6 +426,7 @@ class ShardState:
             facts.counts.total,
             facts.ownership.configuration,
             facts.ownership.prepared,
+            facts.ownership.former,
             len(fences),
             len(holders),
             len(tally),
@@ -435,6 +450,7 @@ class ShardState:
         facts.time_us, facts.latest_us, facts.protocol = head.time_us, head.latest_us, head.protocol
         if head.configuration is not None:
             facts.ownership.configure(head.configuration)
+        facts.ownership.former = head.former
         # Not raised: holders are forgotten by the command alone, on all replicas at once.
         facts.boundary_us, facts.live = head.boundary_us, facts.live_at(head.boundary_us)
         if head.prepared is not None:

@@ -12,7 +12,7 @@ from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interva
 from photon.core.accounts import HOURS_A_DAY, NOTHING, Sum
 from photon.core.columns import hash_ids, pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
-from photon.core.ids import Token, parse_token
+from photon.core.ids import Token, opaque_mask, parse_token
 from tests.idregistry.kit import NOW_US, event_ids, one_shard, opaque_id
 
 
@@ -29,6 +29,8 @@ class Model:
     configuration: Configuration | None = None
     prepared: Prepared | None = None
     fences: list[int] = field(default_factory=list)
+    former: set[int] = field(default_factory=set)
+    """Starts of intervals that are no more: who guarded what came soon after may be gone."""
 
     def apply(self, command: Command) -> object:
         match command:
@@ -50,6 +52,9 @@ class Model:
                 return self.prepared
             case Configure(_, configuration):
                 if self.configuration is None or configuration.version > self.configuration.version:
+                    if self.configuration is not None:
+                        self.former |= {interval.start_us for interval in self.configuration.intervals}
+                    self.former -= {interval.start_us for interval in configuration.intervals} | {BEGINNING}
                     self.configuration = configuration
                 if self.prepared is not None and self.configuration.version >= self.prepared.version:
                     self.prepared = None
@@ -57,15 +62,25 @@ class Model:
 
     def commit(self, command: Commit) -> bytes:
         rows = list(zip(split_ids(command.ids), unpack_times(command.times).tolist(), strict=True))
-        outcomes = []
+        outcomes, given_up, all_won = [], set(), set()
+        before = set(self.held)
         for token, count, route in zip(command.tokens, command.counts, command.routes, strict=True):
             won: set[bytes] = set()
             for _ in range(count):
                 key, time_us = rows.pop(0)
                 outcome = self.commit_one(token, key, time_us, route, won)
                 won |= {key} if outcome == Committed.WON else set()
+                if outcome == Committed.EXPIRED and self.holds(token, key, route):
+                    given_up.add(key)
                 outcomes.append(outcome)
+            all_won |= won
+        for key in given_up & before - all_won:
+            del self.held[key]
         return bytes(outcomes)
+
+    def holds(self, token: bytes, key: bytes, route: Route) -> bool:
+        held = self.get(key)
+        return held is not None and (held[0], held[2]) == (token, route.guard)
 
     def commit_one(self, token: bytes, key: bytes, time_us: int, route: Route, won: set[bytes]) -> Committed:
         if self.misrouted(key, time_us, route):
@@ -75,7 +90,8 @@ class Model:
         if key in won:
             return Committed.DUPLICATE
         held = self.get(key)
-        if held is not None and (held[0], held[2]) == (token, route.guard):
+        half = self.expired(time_us) and self.unguarded(key, time_us)
+        if self.holds(token, key, route) and not half:
             return Committed.WON
         if self.expired(time_us):
             return Committed.EXPIRED
@@ -121,6 +137,10 @@ class Model:
         if held is None or (held[1] + 1) * BUCKET_US <= self.boundary_us - spread_us:
             return None
         return held
+
+    def unguarded(self, key: bytes, time_us: int) -> bool:
+        spread_us = 0 if self.configuration is None else self.configuration.spread_us
+        return bool(opaque_mask(key)[0]) and any(0 <= time_us - start < spread_us for start in self.former)
 
     def expired(self, time_us: int) -> bool:
         return self.boundary_us != NO_BOUNDARY and (time_us < self.boundary_us or time_us >= HORIZON)

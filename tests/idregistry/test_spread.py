@@ -15,11 +15,21 @@ from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepa
 from idregistry.rules.sharding import BEGINNING, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
 from photon.core.clock import ManualClock
-from photon.core.columns import pack_times, split_ids
+from photon.core.columns import hash_ids, pack_times, split_ids
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Committed, Registered
 from photon.core.ids import Token, parse_token
-from tests.idregistry.kit import DUPLICATE, NOW_US, WON, RpcFailed, contents, event_id, opaque_id, token
+from tests.idregistry.kit import (
+    DUPLICATE,
+    EXPIRED,
+    NOW_US,
+    WON,
+    RpcFailed,
+    contents,
+    event_id,
+    opaque_id,
+    token,
+)
 
 HOUR_US = 3_600_000_000
 SPREAD_US = HOUR_US
@@ -360,3 +370,31 @@ def story(seed: int, seen: dict[str, int]) -> None:
         assert sum(not guard for _, guard in rows) == 1, seed
         assert client.lookup(key * 3, pack_times(copies)) == bytes([Registered.PRESENT]) * 3, seed
     assert np.sum([state.ids for state in world.shards.values()]) == len(times), seed
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_may_be_won_by_half_is_not_won_once_its_guard_is_gone(restored: bool) -> None:
+    """Its sender lost it in the other shard, was cut off before it gave it back, and asks again when the
+    boundary has passed: the first interval is gone, and what stood there with it."""
+    two = Interval(BEGINNING, (0, 1)), Interval(START_US, (0,))
+    near, far, spread_us = START_US + 1, START_US + SPREAD_US, SPREAD_US
+    state, token = ShardState(0), Token("a:1", 1, 5).pack()
+    key = next(key for key in map(opaque_id, range(100)) if int(hash_ids(key)[0]) % 2 == 1)
+    other = next(key for key in map(opaque_id, range(100, 200)) if int(hash_ids(key)[0]) % 2 == 1)
+
+    def commit(key: bytes, time_us: int) -> int:
+        route = [Route(START_US if len(state.configuration.intervals) > 1 else BEGINNING, False)]
+        (outcome,) = state.apply(encode(Commit(NOW_US, [token], [1], key, pack_times([time_us]), route)))
+        return outcome
+
+    state.apply(encode(Configure(NOW_US, Configuration(1, two, spread_us))))
+    assert (commit(key, near), commit(other, far)) == (WON, WON)
+    state.apply(encode(Configure(NOW_US, Configuration(2, (Interval(BEGINNING, (0,)),), spread_us))))
+    assert (commit(key, near), commit(other, far)) == (WON, WON), "nobody else can win it: it is not expired"
+    state.apply(encode(Boundary(NOW_US, far + 1)))
+    if restored:
+        chunks, state = list(state.freeze()), ShardState(0)
+        state.restore(chunks)
+    assert state.ids == 2
+    assert (commit(key, near), commit(other, far)) == (EXPIRED, WON)
+    assert (contents(state).keys(), state.ids) == ({other}, 1), "who is told so does not have it"

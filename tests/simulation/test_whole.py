@@ -39,6 +39,12 @@ def test_shards_come_go_and_come_again_while_hosts_fail(spread_s: float) -> None
 
 
 @pytest.mark.long
+def test_what_was_won_by_half_is_not_won_when_the_boundary_has_passed_its_guard() -> None:
+    """Seeds that noticed it."""
+    played([Whole(seed, SPREAD_S) for seed in (24, 54, 57)])
+
+
+@pytest.mark.long
 def test_no_boundary_passes_what_dispatchers_hold_while_shards_and_hosts_come_and_go() -> None:
     """2.3. They are silent for longer than ids are kept."""
     total = played([replace(HELD, seed=seed) for seed in range(SEEDS)])
