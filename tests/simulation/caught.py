@@ -74,6 +74,9 @@ HELD = Whole(0, holds=True)
 
 PUT_BACK = Whole(0, profile=STILL, blackouts=0, put_back=True)
 
+MOVING = Whole(0, members=6, seconds=30.0, heal_seconds=60.0)
+"""Shares move between members that die and stand still."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -120,6 +123,7 @@ CASES = [
     Case("r7_the_boundary_leaps", {"leapt"}, AHEAD),
     Case("r8_holds_are_not_heeded", {"passed_a_hold"}, HELD),
     Case("r6_all_groups_are_founded_in_one_turn", {"long_turn"}, Whole(0, profile=STILL, blackouts=0)),
+    Case("p1_sequencers_are_not_checked", {"kept_in_vain"}, MOVING),
 ]
 """Noticed in a simulated cluster."""
 

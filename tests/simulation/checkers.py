@@ -19,6 +19,7 @@ from tests.simulation.history import (
     Fence,
     Founded,
     History,
+    Kept,
     Led,
     Lookup,
     Moved,
@@ -331,6 +332,30 @@ def before_its_founding(facts: Facts) -> Iterator[str]:
                 f"{event.node}: group {event.group} was given version {event.version}, and version "
                 f"{founded[event.group]} founded it"
             )
+
+
+def two_owners(facts: Facts) -> Iterator[str]:
+    """A share has one owner under a sequencer."""
+    owners: dict[tuple[int, int], str] = {}
+    for event in facts.history:
+        if isinstance(event, Kept):
+            owner = owners.setdefault((event.share, event.sequencer), event.member)
+            if owner != event.member:
+                yield f"share {event.share}, sequencer {event.sequencer}: {owner} and {event.member} have it"
+
+
+def kept_in_vain(facts: Facts) -> Iterator[str]:
+    """Who takes a share up reads all that its former owners were told is kept; they keep nothing after it."""
+    kept: dict[int, list[Kept]] = defaultdict(list)
+    for event in facts.history:
+        if isinstance(event, Kept):
+            kept[event.share].append(event)
+    for share, events in kept.items():
+        for taken in (event for event in events if event.taken):
+            before = (one for one in events if one.sequencer < taken.sequencer)
+            most = max((one.count for one in before), default=0)
+            if most > taken.count:
+                yield f"share {share}: {taken.member} took up {taken.count}, and {most} were kept"
 
 
 def long_turn(facts: Facts) -> Iterator[str]:

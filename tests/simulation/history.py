@@ -122,6 +122,19 @@ class Founded:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of a share was read (`taken`) or written by the life of a member, under a sequencer: a
+    count that grows. It was told so."""
+
+    at: float
+    share: int
+    sequencer: int
+    member: str
+    count: int
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Turned:
     """A turn of a process's one thread had so many syncs, more than any before in its life."""
 
@@ -138,6 +151,7 @@ class Seen:
     leapt          clocks and events that are wrong together let much be forgotten at once
     passed_a_hold  an event is expired that a dispatcher has said it may yet come with
     stopped        a replica ended itself, or would not start, without a cause from outside
+    unserved       long after all is healed, nobody has a share
     unfinished     long after all is healed, replicas do not agree on a leader and a log
     """
 
@@ -156,5 +170,5 @@ class Ended:
     digest: bytes
 
 
-Event = Asked | Told | Moved | Led | Bounded | Versioned | Founded | Turned | Seen | Ended
+Event = Asked | Told | Moved | Led | Bounded | Versioned | Founded | Kept | Turned | Seen | Ended
 History = list[Event]

@@ -13,6 +13,7 @@ from tests.simulation.history import (
     Event,
     Fence,
     Founded,
+    Kept,
     Led,
     Lookup,
     Moved,
@@ -164,6 +165,18 @@ UNLAWFUL: dict[str, tuple[str, list[Event]]] = {
     "a shard that came again has the table of its first life": (
         "before_its_founding",
         [Founded(0, 4097, 4), Versioned(1, "a", 1, 4097, 1, b"1")],
+    ),
+    "two have one share": (
+        "two_owners",
+        [Kept(0, 3, 1, "a/1", 0, True), Kept(1, 3, 1, "b/1", 0, True)],
+    ),
+    "what was kept is not there": (
+        "kept_in_vain",
+        [Kept(0, 3, 1, "a/1", 5, False), Kept(1, 3, 2, "b/1", 4, True)],
+    ),
+    "a former owner keeps something": (
+        "kept_in_vain",
+        [Kept(0, 3, 2, "b/1", 4, True), Kept(1, 3, 1, "a/1", 5, False)],
     ),
     "many groups are founded in a turn": ("long_turn", [Turned(0, "a", TURN_SYNCS_MAX + 1)]),
     "never told": ("unfinished", said((ONE, None))),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.caught import AHEAD, HELD, PUT_BACK
+from tests.simulation.caught import AHEAD, HELD, MOVING, PUT_BACK
 from tests.simulation.whole import SPREAD_S, Whole, WholeRun, play
 
 SEEDS = int(os.environ.get("PHOTON_SIM_SEEDS", "0")) or 10
@@ -36,6 +36,17 @@ def test_shards_come_go_and_come_again_while_hosts_fail(spread_s: float) -> None
     assert total["resharded"] > SEEDS
     assert total["trimmed"] > SEEDS
     assert total["released"] > SEEDS
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(range(1), id="one"), pytest.param(range(1, SEEDS), marks=pytest.mark.long, id="more")],
+)
+def test_shares_move_between_members_and_have_one_owner_at_a_time(seeds: range) -> None:
+    """MillWheel 6.2. A sequencer has one owner; what was kept under those before it is read by the next."""
+    total = played([replace(MOVING, seed=seed) for seed in seeds])
+    assert total["moves"] > 12 * len(seeds)
+    assert total["kept"] > 50 * len(seeds)
 
 
 @pytest.mark.long

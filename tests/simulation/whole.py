@@ -43,6 +43,7 @@ from tests.simulation.history import (
     Told,
 )
 from tests.simulation.hosts import BASE_US, NAMES, ROWS, HostNode, handlers_are_tasks
+from tests.simulation.members import Members
 from tests.simulation.network import Network
 from tests.simulation.tasks import Tasks
 
@@ -98,7 +99,8 @@ class Whole:
 
     `blackouts`: how often all power is lost just when a group has come. `put_back`: whether a host's disk is
     put back from a copy once. `leap_us`: by which all clocks, and some events, are ahead in its second half.
-    `holds`: whether dispatchers hold the boundary; they come and go.
+    `holds`: whether dispatchers hold the boundary; they come and go. `members`: of a group, between whom
+    twice as many shares move.
     """
 
     seed: int
@@ -108,6 +110,7 @@ class Whole:
     put_back: bool = False
     leap_us: int = 0
     holds: bool = False
+    members: int = 0
     first_shards: int = 2
     seconds: float = 20.0
     heal_seconds: float = 40.0
@@ -267,6 +270,7 @@ class System:
         self._wrong_from = self.clock.at + plan.seconds / 2
         self.over = False
         self.work = Work(self)
+        self.members = Members(plan.seed, plan.members, self.clock, self.tasks, self.history)
 
     # -- the loop ---------------------------------------------------------------------------------------
 
@@ -278,7 +282,7 @@ class System:
         if self.plan.put_back:
             self._put_back("a", "b", "c")
         self._until(end)
-        self.over = True
+        self.over = self.members.over = True
         self.faults.end()
         self._blackout_at = float("inf")
         self.tell("-", "all is healed")
@@ -418,6 +422,7 @@ class System:
         return True
 
     def _end(self) -> None:
+        self.members.end()
         if not self.settled():
             for node in self.living():
                 assert node.host is not None
@@ -476,6 +481,7 @@ class Work:
             self._tasks.begin(lambda client=client: self._client(client))
         self._tasks.begin(self._recovery)
         self._tasks.begin(self._reshards)
+        self._system.members.begin(self._registry)
         if self._system.plan.holds:
             for number in range(_DISPATCHERS):
                 self._tasks.begin(lambda number=number: self._dispatcher(number))
@@ -667,6 +673,8 @@ def play(plan: Whole, tell: Callable[[str], None] | None = None) -> WholeRun:
         "trimmed": work.trimmed,
         "released": work.released,
         "held": work.held,
+        "moves": system.members.moves,
+        "kept": system.members.writes,
         "groups": len(system._founded),
         "elections": sum(isinstance(event, Led) for of in system.of_groups.values() for event in of),
         "lost": sum(node.lost for node in system.nodes.values()),
