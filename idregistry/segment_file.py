@@ -18,6 +18,7 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -287,5 +288,7 @@ class SegmentWriter:
 
     def drop(self) -> None:
         """It is not needed, or can't be written."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what is left in its buffer finds no room either
+            self._file.close()
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from idregistry.rules.packing import FEW, Encoded, Hashes, unhash_ids
 from idregistry.rules.segments import STAMP_DTYPE, Rows, in_order
 from idregistry.segment_file import SegmentFile, SegmentFiles
 from photon.core.columns import hash_ids
+from photon.core.errors import DiskFullError
 
 END = (1 << 64) - 1
 EDGES = st.sampled_from([0, 1, (1 << 56) - 1, 1 << 56, (1 << 63) | 5, END - 1, END])
@@ -94,3 +95,15 @@ def test_ids_of_servers_that_count_are_told_apart_as_well() -> None:
     one = Filter(20_000)
     one.add(there)
     assert len(one.maybe(batch(absent))) < 40
+
+
+def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path: Path) -> None:
+    writer = SegmentFiles(tmp_path).writer(1, 100)
+    writer._file.close()
+    writer._file = Path("/dev/full").open("wb")
+    stamps = np.zeros(3, STAMP_DTYPE)
+    writer.write(Rows(*halves([(1, 1), (2, 2), (3, 3)]), stamps))
+    with pytest.raises(DiskFullError, match="no space left"):
+        writer.finish()
+    writer.drop()
+    assert list(tmp_path.iterdir()) == []
