@@ -104,17 +104,20 @@ def test_what_a_container_says_never_fills_the_disk() -> None:
     assert "max-size" in COMPOSE
     assert set(ADDRESSES) < services().keys()
     for name, lines in services().items():
-        assert "<<: *photon\n" in lines or "    logging: *logging\n" in lines, name
+        kinds = ("<<: *photon\n", "<<: *machine\n", "    logging: *logging\n")
+        assert any(kind in lines for kind in kinds), name
 
 
 def test_who_mounts_certificates_waits_until_they_are_made() -> None:
     """But for `operator`, which is started beside a system."""
-    waits = re.compile(r"^ +prepare:\n +condition: service_completed_successfully\n", re.MULTILINE)
-    assert waits.search(COMPOSE.partition("x-photon:")[2].partition("\nservices:\n")[0])
+    waits = re.compile(r"prepare:\n +condition: service_completed_successfully\n", re.MULTILINE)
+    for kind in ("x-photon:", "x-machine:"):
+        assert waits.search(COMPOSE.partition(kind)[2].partition("\n\n")[0])
     mounting = {name: lines for name, lines in services().items() if "-certs:/certs:ro" in lines}
     assert {"r4", "prometheus", "operator"} <= mounting.keys()
     for name in mounting.keys() - {"operator"}:
-        assert "<<: *photon\n" in mounting[name] or waits.search(mounting[name]), name
+        made = any(f"<<: *{kind}\n" in mounting[name] for kind in ("photon", "machine"))
+        assert made or waits.search(mounting[name]), name
 
 
 def test_another_distance_makes_toxiproxy_anew() -> None:

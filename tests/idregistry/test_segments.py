@@ -100,7 +100,7 @@ def test_ids_of_servers_that_count_are_told_apart_as_well() -> None:
 def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path: Path) -> None:
     writer = SegmentFiles(tmp_path).writer(1, 100)
     writer._file.close()
-    writer._file = Path("/dev/full").open("wb")
+    writer._file = Path("/dev/full").open("wb")  # noqa: SIM115
     stamps = np.zeros(3, STAMP_DTYPE)
     writer.write(Rows(*halves([(1, 1), (2, 2), (3, 3)]), stamps))
     with pytest.raises(DiskFullError, match="no space left"):

@@ -102,6 +102,7 @@ def test_a_zombie_that_goes_on_after_the_release_writes_nothing(make_run):
     wait_until(lambda: psutil.STATUS_STOPPED in map(state_of, joiners.values()))
     (zombie,) = [pid for pid in joiners.values() if state_of(pid) == psutil.STATUS_STOPPED]
     assert lost_count(run) > 0, (run.recover(apply=False), run.joined() == run.all_once())
+    run.until_over()  # it is fenced, and what it has is free, only then
     status, report = run.recover()
     assert (status, report["remaining"]) == (0, 0), report
     assert report["recovered"] > 0, report
