@@ -382,7 +382,9 @@ class ShardState:
         self._facts = Facts(shard, IdTable(), Holders())
         self._files_in = files_in
         self._files: SegmentFiles | None = None
-        self._writing: Writing | None = None
+        self._writings: dict[int, Writing] = {}
+        """By the numbers of their segments."""
+        self._at_work: Writing | None = None
 
     def apply(self, command: bytes) -> object:
         """Apply one command; CommandError (fatal) for what is none. What its proposer is told:
@@ -468,24 +470,31 @@ class ShardState:
         self._files = None if self._files_in is None else self._files_in(directory)
 
     def work(self) -> Callable[[], None] | None:
-        if self._writing is None and self._files is not None:
-            self._writing = self._facts.table.writing(self._files)
-        return None if self._writing is None else self._writing.step
+        segment = self._facts.table.unwritten()
+        if segment is None or self._files is None:
+            return None
+        writing = self._writings.get(segment.number)
+        if writing is None or writing.segment is not segment:
+            if writing is not None:  # a snapshot has taken the place of the state that it was of
+                writing.drop()
+            writing = self._writings[segment.number] = Writing(segment, self._files)
+        self._at_work = writing
+        return writing.step
 
     def worked(self) -> None:
-        writing = self._writing
+        writing = self._at_work
         if writing is None or not writing.done:
             return
+        del self._writings[writing.segment.number]
         if self._facts.table.has(writing.segment):
             writing.put()
-        else:  # a snapshot has taken the state's place meanwhile
+        else:
             writing.drop()
-        self._writing = None
 
     def gave_up(self) -> None:
-        if self._writing is not None:
-            self._writing.drop()
-        self._writing = None
+        if self._at_work is not None:
+            self._at_work.drop()
+            del self._writings[self._at_work.segment.number]
 
     def files(self) -> Sequence[FileId] | None:
         written = files_of(self._facts.table.segments)

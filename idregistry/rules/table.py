@@ -4,7 +4,7 @@ One thread changes it. `present` and `cut` may be called from any thread: they t
 they took stays whole. Dicts are looked at before segments, as ids only move from the former to the latter.
 
 Which ids make a segment is decided by commands. `Writing` brings one into its file, piece by piece in another
-thread, in the order of the numbers, so that what is to be merged has been written.
+thread.
 """
 
 import weakref
@@ -279,9 +279,9 @@ class IdTable:
 
     def due(self, time_us: int, live: int) -> tuple[int, ...] | None:
         """The numbers of the segments to merge; none of them: the dicts are to be sealed; None: nothing is
-        due. One thing at a time: while a segment is to be written, nothing is."""
+        due. One of each at a time: a merge may take a minute, and dicts are sealed meanwhile."""
         segments = self._layout.segments
-        if not all(map(is_written, segments)):
+        if any(isinstance(segment.source, Dicts) for segment in segments):
             return None
         recent = sum(map(len, self._layout.subs))
         if self._sealed_us is None or recent < SEAL_IDS_MIN:
@@ -290,6 +290,8 @@ class IdTable:
         if recent >= SEAL_IDS or waited:
             self._sealed_us = None
             return ()
+        if not all(map(is_written, segments)):
+            return None
         known = []
         for segment in segments:
             ids, dead = segment.source.ids, segment.source.dead(live)
@@ -300,12 +302,11 @@ class IdTable:
         """Whether it is here, or is to be merged."""
         return any(one is segment for one in _all_of(self._layout.segments))
 
-    def writing(self, files: Files) -> Writing | None:
-        """The next segment to be written, the oldest; None where all are."""
-        for segment in _all_of(self._layout.segments):
-            if not is_written(segment):
-                return Writing(segment, files)
-        return None
+    def unwritten(self) -> Segment | None:
+        """The next segment to be written: those in dicts, which take memory, before merges, whose inputs are
+        written then; None where all are."""
+        waiting = (segment for segment in _all_of(self._layout.segments) if not is_written(segment))
+        return min(waiting, key=lambda one: (isinstance(one.source, Merged), one.number), default=None)
 
 
 def _all_of(segments: Sequence[Segment]) -> list[Segment]:

@@ -396,6 +396,35 @@ def test_what_is_committed_while_a_segment_is_written_is_not_forgotten(
     assert sealed(state)[:2] == (60, 1)
 
 
+def test_dicts_are_sealed_and_written_while_a_merge_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge of hundreds of millions takes a minute, and memory would fill up with what comes meanwhile."""
+    monkeypatch.setattr(idtable, "STEP_IDS", 1)
+    monkeypatch.setattr(idtable, "PART_IDS", 10)
+    monkeypatch.setattr(idtable, "SEAL_IDS", 20)
+    monkeypatch.setattr(idtable, "SEAL_IDS_MIN", 20)
+    state = filed_state(tmp_path / "files")
+    for number in range(4):
+        state.apply(commit_command((TOKEN.pack(), range(100 * number, 100 * number + 50))))
+        seal(state)
+        write_files(state)
+    state.apply(encode(state.filing_due() or Boundary(NOW_US, 0)))
+    write_files(state, 2)
+    assert state.files() is not None and sealed(state)[1] == 1
+    state.apply(commit_command((TOKEN.pack(), range(900, 950))))
+    seal_now = state.filing_due()
+    assert isinstance(seal_now, Seal)
+    state.apply(encode(seal_now))
+    while state.files() is None:
+        write_files(state, 1)
+    segments = state._facts.table.segments
+    assert [idtable.is_written(segment) for segment in segments] == [False, True]
+    write_files(state)
+    assert sealed(state)[:2] == (250, 2)
+    assert len(contents(state)) == 250
+
+
 @pytest.mark.parametrize("written", ["sealed", "merged", "restored"])
 def test_what_is_released_in_a_segment_stays_released(tmp_path: Path, written: str) -> None:
     state = filed_state(tmp_path / "files")
