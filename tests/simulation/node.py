@@ -294,7 +294,7 @@ class Node:
             self._open.add(attempt)
             body = world.workload.encode([wish.act for wish in attempt.wishes], int(world.clock.at * 1e6))
             log.propose(body, partial(self._answer, attempt))
-        if log.is_leader and world.rng.random() < 0.05:
+        if world.rng.random() < 0.1 and log.is_leader:
             command = world.workload.filing(self.machine, world.rng)
             if command is not None:
                 log.propose(command, lambda _: None)
