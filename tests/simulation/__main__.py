@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation import whole
+from tests.simulation.caught import HOUR
 from tests.simulation.cluster import WORKLOADS, Plan, play
 from tests.simulation.holes import HOLES
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, choices=(1, 2, 3, 4, 5, 6, 7), default=3)
     parser.add_argument("--machine", choices=sorted(WORKLOADS), default="register")
     parser.add_argument("--whole", action="store_true", help="a registry whole, instead of one group")
+    parser.add_argument("--hour", action="store_true", help="a registry whole, and 50 members of a group")
     parser.add_argument("--hostile", action="store_true", help="each message by itself: lost, late, twice")
     parser.add_argument("--members", action="store_true", help="replicas come and go")
     parser.add_argument("--hole", choices=sorted(HOLES), help="with this guard taken away")
@@ -33,6 +35,8 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="tell what happens")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if given.hour:
+        return _tell(replace(HOUR, seed=given.seed), whole.play, given.hole, given.verbose)
     if given.whole:
         played = whole.Whole(given.seed, whole.SPREAD_S * (given.seed % 2))
         return _tell(played, whole.play, given.hole, given.verbose)

@@ -8,7 +8,7 @@ from idregistry.rules.steward import DAY_US
 from tests.raft import test_guards, test_journal, test_replica
 from tests.simulation.cluster import Plan
 from tests.simulation.faults import ACTS, Profile
-from tests.simulation.whole import Whole
+from tests.simulation.whole import USUAL, Whole
 
 FIERCE = Profile(
     period_s=0.08,
@@ -73,6 +73,11 @@ HELD = Whole(0, holds=True)
 """Dispatchers hold the boundary, for longer than ids are kept."""
 
 PUT_BACK = Whole(0, profile=STILL, blackouts=0, put_back=True)
+
+CALM = replace(USUAL, period_s=20.0, crash_chance=0.00002, error_chance=0.00001)
+
+HOUR = Whole(2, profile=CALM, blackouts=0.02, members=50, seconds=3600.0, heal_seconds=120.0)
+"""A hundred shares move between fifty members for an hour: three quarters of an hour on one core."""
 
 MOVING = Whole(0, members=6, seconds=30.0, heal_seconds=60.0)
 """Shares move between members that die and stand still."""
