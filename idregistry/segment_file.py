@@ -30,6 +30,7 @@ from idregistry.rules.packing import Encoded, Hashes
 from idregistry.rules.segments import STAMP_DTYPE, Numbers, Rows, Source, Stamps
 from photon.core.disk import make_directory, replace, storage_errors
 from photon.core.errors import CorruptStateError
+from photon.raft.journal import DamagedError
 from photon.raft.port import FileId
 
 ROW: Final = np.dtype([("hash", "<u8"), ("tail", "<u8"), ("stamp", STAMP_DTYPE)])
@@ -42,12 +43,6 @@ _FOOTER: Final = struct.Struct("<8sQQQIIII")
 _CELL_IDS: Final = 4
 _CELL_BITS_MIN: Final = 8
 _HASH_BITS: Final = 64
-_MEND: Final = (
-    "remove the replica's directory to let it be rebuilt from its peers, provided that a majority of them is "
-    "healthy"
-)
-
-
 _NO_STAMPS: Final = np.empty(0, STAMP_DTYPE)
 
 
@@ -174,7 +169,7 @@ class SegmentFile:
             self._read(block, min(block + step, self._blocks))
 
     def _damaged(self, why: str) -> CorruptStateError:
-        return CorruptStateError(f"{self.path}: a registry's segment file can't be used: {why}; {_MEND}")
+        return DamagedError(self.path, f"a registry's segment file can't be used: {why}")
 
 
 def _as_rows(rows: npt.NDArray[np.void]) -> Rows:

@@ -66,7 +66,7 @@ class FileShelf:
         return [path for path in found if path.name not in names and not path.name.endswith(_TEMPORARY)]
 
     def piece(self, message: Message, bytes_max: int) -> Message:
-        """The answer to who asks for a part of a file. Raises StorageError."""
+        """The answer to who asks for a part of a file, less its term. Raises StorageError."""
         name, offset = message["name"], message["offset"]
         data, total = b"", 0
         with storage_errors(self.path(name), "reading a file to send it"):
@@ -78,10 +78,7 @@ class FileShelf:
                 pass
         if offset > total:
             offset = total = 0
-        return {
-            "type": FILE_PIECE, "term": message["term"], "name": name,
-            "offset": offset, "total": total, "data": data,
-        }  # fmt: skip
+        return {"type": FILE_PIECE, "name": name, "offset": offset, "total": total, "data": data}
 
 
 def delete(paths: Iterable[Path]) -> None:
@@ -122,14 +119,14 @@ class Fetch:
         """Where it comes in."""
         return self._shelf.path(file.name + _INCOMING)
 
-    def tick(self, now: float, peers: Sequence[str], first: str) -> bool:
-        """Ask, or ask anew where nothing comes: `first`, then the others in turn. False: none has it."""
+    def tick(self, now: float, peers: Sequence[str]) -> bool:
+        """Ask the first, or the next in turn where nothing comes. False: none of them has it."""
         if self.done or now - self._heard_at < ASK_AGAIN_S:
             return True
         there = [peer for peer in peers if peer not in self._refused]
         if not there:
             return not peers
-        self._peer = first if first in there and self._peer is None else self._next(there)
+        self._peer = self._next(there)
         self._heard_at, self._asked_to = now, self._written
         self._ask_on()
         return True

@@ -161,7 +161,7 @@ class Replica:
         self._founding = Founding(group, node, named, context.has_met, now())
         self._membership = Membership(core, store, self._sender, context.timing)
         incoming = store.snapshots.incoming_temporary
-        installer = Installer(machine, incoming, self._shelf, jobs, self._ask_file, context.limits)
+        installer = Installer(machine, incoming, self._shelf, jobs, self._say_of_file, context.limits)
         self._follower = Follower(core, store, self._elections, self._membership, installer, context.limits)
         self._proposals = Proposals()
         self._heartbeat_due = False
@@ -445,30 +445,27 @@ class Replica:
             # The library would go back and send what is under way once more.
             core.set_next_index(peer, max(sent, acked))
 
-    def _ask_file(self, peer: str, message: Message) -> None:
+    def _say_of_file(self, peer: str, message: Message) -> None:
         self._wire.send(peer, encode({**message, "term": self.core.term}))
 
     def _send_file(self, peer: str, message: Message) -> None:
         """What finds no room is asked for again."""
         limits = self._limits
         if self._wire.room(peer) >= limits.outgoing_bytes - limits.outgoing_bytes // SNAPSHOT_SHARE:
-            piece = self._shelf.piece(message, limits.snapshot_piece_bytes)
-            self._wire.send(peer, encode({**piece, "term": self.core.term}))
+            self._say_of_file(peer, self._shelf.piece(message, limits.snapshot_piece_bytes))
 
     # -- the state --------------------------------------------------------------------------------------
 
     def _restore(self) -> int:
         """Bring the machine to the snapshot, where there is one; returns the index it is at."""
-        covers = self.store.snapshots.current
-        if covers is None:
-            return FIRST_INDEX
         head = self.store.snapshots.head
-        assert head is not None
+        if head is None:
+            return FIRST_INDEX
         for file in self._shelf.lacks(head.files):
             raise DamagedError(self._shelf.path(file.name), "a file of the snapshot is missing or cut")
         self._machine.restore(self.store.snapshots.chunks())
         delete(self._shelf.needless(head.files))
-        return covers.index
+        return head.covers.index
 
     def _apply(self, command: bytes, index: int) -> object:
         if command[:1] != REGULAR:

@@ -28,9 +28,7 @@ _log = logging.getLogger(__name__)
 
 CHUNK_BYTES_MAX = 64 << 20
 _MAGIC = b"PHRAFTS3"
-_HEADER = struct.Struct(
-    "<8sQQII"
-)  # magic, index, term, lengths of the members' entry and the files, which follow
+_HEADER = struct.Struct("<8sQQII")  # magic, index, term, lengths of the members' entry and the files after it
 _HEADER_CRC = struct.Struct("<I")  # of both
 _MEMBERS_BYTES_MAX = 1 << 20
 _FILES_BYTES_MAX = 1 << 24
@@ -547,7 +545,7 @@ class Installer:
             fetch = installation.fetch
             if fetch is not None and not fetch.done:
                 others = [peer for peer in peers if peer != installation.peer]
-                if not fetch.tick(now, [installation.peer, *others], installation.peer):
+                if not fetch.tick(now, [installation.peer, *others]):
                     self._end()  # nobody has them any more: a newer snapshot will come
             elif not self._jobs.busy():
                 self._job = self._jobs.start(installation.work)

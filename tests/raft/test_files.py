@@ -97,7 +97,7 @@ def fetch(shelf: FileShelf, asked: Asked) -> Fetch:
 def test_a_file_comes_in_by_pieces_of_which_a_few_are_under_way(
     shelf: FileShelf, fetch: Fetch, asked: Asked
 ) -> None:
-    assert fetch.tick(0.0, ["b", "c"], "b")
+    assert fetch.tick(0.0, ["b", "c"])
     assert asked.take() == [("b", at * PIECE, PIECE) for at in range(ASKED_MAX)]
     for offset in range(0, len(DATA), PIECE):
         fetch.take(0.0, "b", piece(FILE.name, DATA, offset))
@@ -108,22 +108,22 @@ def test_a_file_comes_in_by_pieces_of_which_a_few_are_under_way(
 
 
 def test_what_does_not_come_is_asked_for_again_of_another(fetch: Fetch, asked: Asked) -> None:
-    fetch.tick(0.0, ["b", "c"], "b")
+    fetch.tick(0.0, ["b", "c"])
     fetch.take(0.0, "b", piece(FILE.name, DATA, 0))
     asked.take()
-    assert fetch.tick(ASK_AGAIN_S / 2, ["b", "c"], "b")
+    assert fetch.tick(ASK_AGAIN_S / 2, ["b", "c"])
     assert asked.take() == []
-    assert fetch.tick(ASK_AGAIN_S, ["b", "c"], "b")
+    assert fetch.tick(ASK_AGAIN_S, ["b", "c"])
     assert asked.take()[0] == ("c", PIECE, PIECE), "it goes on where it was"
     fetch.take(ASK_AGAIN_S, "b", piece(FILE.name, DATA, PIECE))
-    assert fetch.tick(2 * ASK_AGAIN_S, ["b", "c"], "b")
+    assert fetch.tick(2 * ASK_AGAIN_S, ["b", "c"])
     assert asked.take()[0] == ("b", PIECE, PIECE), "what comes late from who is not asked is dropped"
 
 
 def test_pieces_out_of_order_and_of_other_files_are_dropped(
     shelf: FileShelf, fetch: Fetch, asked: Asked
 ) -> None:
-    fetch.tick(0.0, ["b"], "b")
+    fetch.tick(0.0, ["b"])
     fetch.take(0.0, "b", piece(FILE.name, DATA, PIECE))
     fetch.take(0.0, "b", piece("two.ids", DATA, 0))
     fetch.take(0.0, "b", piece(FILE.name, DATA, 0) | {"data": b""})
@@ -135,18 +135,18 @@ def test_pieces_out_of_order_and_of_other_files_are_dropped(
 
 
 def test_who_has_no_such_file_is_passed_over_until_nobody_has_it(fetch: Fetch, asked: Asked) -> None:
-    fetch.tick(0.0, ["b", "c"], "b")
+    fetch.tick(0.0, ["b", "c"])
     fetch.take(0.0, "b", piece(FILE.name, b"", 0))
     asked.take()
-    assert fetch.tick(0.0, ["b", "c"], "b")
+    assert fetch.tick(0.0, ["b", "c"])
     assert {peer for peer, _, _ in asked.take()} == {"c"}
     fetch.take(0.0, "c", piece(FILE.name, b"", 0))
-    assert not fetch.tick(0.0, ["b", "c"], "b")
-    assert fetch.tick(0.0, [], "b"), "while nobody is there nothing is known"
+    assert not fetch.tick(0.0, ["b", "c"])
+    assert fetch.tick(0.0, []), "while nobody is there nothing is known"
 
 
 def test_what_is_damaged_on_its_way_is_not_put_in_place(shelf: FileShelf, fetch: Fetch) -> None:
-    fetch.tick(0.0, ["b"], "b")
+    fetch.tick(0.0, ["b"])
     for offset in range(0, len(DATA), PIECE):
         fetch.take(0.0, "b", piece(FILE.name, DATA[:-1] + b"x", offset))
     assert fetch.done and not fetch.put()
