@@ -35,6 +35,7 @@ from photon.core.accounts import window_of
 from photon.core.errors import CorruptStateError
 from photon.core.ids import ID_BYTES
 from photon.core.protocol import is_read, not_read
+from photon.raft.port import REPLACE_IT
 
 One = TypeVar("One")
 
@@ -237,7 +238,4 @@ def _ascends(rows: Rows) -> bool:
 
 def _corrupt(what: str) -> CorruptStateError:
     """A snapshot that can't be restored, and the mend."""
-    return CorruptStateError(
-        f"a registry snapshot can't be used: {what}; remove the replica's directory to let it be rebuilt "
-        "from its peers, provided that a majority of them is healthy"
-    )
+    return CorruptStateError(f"a registry snapshot can't be used: {what}; {REPLACE_IT}")

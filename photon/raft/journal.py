@@ -16,15 +16,10 @@ from typing import Final
 
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 from photon.core.journal import Record, SegmentedJournal, pack_record
+from photon.raft.port import REPLACE_IT
 
 # --- What a replica says where the disk failed it.
 
-# What mends a replica that has lost anything: it may have forgotten a vote, or what it acknowledged.
-REPLACE_IT = (
-    "replace this node: start an empty one under a new name and have it take this one's place, "
-    "or, where it was the only one, restore a backup (a replica that forgot must never come back "
-    "to the others under its old name)"
-)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 

@@ -8,6 +8,13 @@ from typing import Protocol, runtime_checkable
 
 from photon.core.errors import SettingsError
 
+# What mends a replica that has lost anything: it may have forgotten a vote, or what it acknowledged.
+REPLACE_IT = (
+    "replace this node: start an empty one under a new name and have it take this one's place, "
+    "or, where it was the only one, restore a backup (a replica that forgot must never come back "
+    "to the others under its old name)"
+)
+
 
 class StateMachine(Protocol):
     """What the log drives. Two replicas that applied the same commands are in the same state.

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from photon.core import disk
 from photon.core.disk import DirectoryLock
-from photon.raft.journal import NO_OP, REPLACE_IT, DamagedError, Journal, storage_errors
+from photon.raft.journal import NO_OP, DamagedError, Journal, storage_errors
+from photon.raft.port import REPLACE_IT
 from photon.raft.rules.members import MemberLog
 from photon.raft.snapshot import SnapshotStore
 
