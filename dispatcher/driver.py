@@ -12,9 +12,11 @@ held      those to send the event store has read so far, or      the same
           back          HELD_S_MAX is over (rules/pacing)
 sent      a sender      registry and joiner have answered        the same; what is registered is a duplicate
 stuck     the sender    a joiner answers again: it waits whole   the same
-hedged    the queue     the hedge is over (rules/homes), for     the same
-          to send       what other datacenters are to join; a
-                        sender takes it once more
+hedged    those to send the hedge is over (rules/homes), for     the same
+                        what other datacenters are to join; a
+                        sender takes it once more, and before
+                        that what has found no primary event, as
+                        that arrives
 resolved  the sender    each event has a fate or waits; fresh    the same
                         ones: those before it in their files
                         are resolved, too
@@ -28,11 +30,9 @@ disk are slow, reading stops.
 
 import dataclasses
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -45,9 +45,9 @@ from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBa
 from dispatcher.rules.pacing import Pacing, Reading
 from dispatcher.rules.verdicts import Backoffs, Verdicts, none_joined, resolve
 from dispatcher.sender import Answer, Gate, Sender
+from dispatcher.waiting import Hedged, WaitingBatches, Woken
 from photon.core.fates import Differing
 from photon.core.settings import Settings
-from photon.logs.text import ALL_READ
 
 GATHER_COMMITS_S: Final = 0.01
 """Batches that finish within this window share a transaction: idle traffic costs few fsyncs."""
@@ -114,10 +114,11 @@ class Driver:
     @property
     def woken(self) -> int:
         """Events tried again because their primary events had arrived."""
-        return self._retries.woken_events
+        return self._retries.woken_events + self._to_send.woken_events
 
     def arrive(self, primary_ids: Sequence[bytes]) -> None:
         """Try those events at once that wait for these. From any thread."""
+        self._to_send.arrive(primary_ids)
         if self._retries.arrive(primary_ids):
             self._wake.set()
 
@@ -280,11 +281,17 @@ class Driver:
                     [(one.batch, self._resolved(one.batch, one.answer, True)) for one in taken]
                 )
                 continue
+            if isinstance(taken, Woken):
+                self._sender.send_again([(one.batch.events, one.answer, rows) for one, rows in taken.parts])
+                self._to_send.tried(taken)
+                continue
             answer = self._sender.send(taken.events)
             if answer is None:
                 self._finish(taken, None)
             elif len(answer.hedged):
-                self._hedge(taken, answer)
+                self._hedge(taken, answer, self._sender.due())
+            elif (due := self._turn(taken, answer)) is not None:
+                self._hedge(taken, answer, due)
             else:
                 self._finish(taken, self._resolved(taken, answer))
 
@@ -302,14 +309,19 @@ class Driver:
         )
         return dataclasses.replace(resolved, hedged=True) if hedged else resolved
 
-    def _hedge(self, batch: Batch, answer: Answer) -> None:
+    def _turn(self, batch: Batch, answer: Answer) -> float | None:
+        """Until when it waits for hedged ones, which are recorded before it; None unless that keeps some of
+        its events from being woken."""
+        return self._to_send.last_due if isinstance(batch, FreshBatch) and len(answer.absent) else None
+
+    def _hedge(self, batch: Batch, answer: Answer, due: float) -> None:
         """Under way no more, so that others are read and sent meanwhile."""
         with self._gate.pacing() as pacing:
             pacing.hedged(len(batch.events), batch.size)
             self._leave(pacing, batch)
             if isinstance(batch, FreshBatch):
                 pacing.answered()
-        self._to_send.hedge(Hedged(self._sender.due(), batch, answer))
+        self._to_send.hedge(Hedged(due, batch, answer))
         self._wake.set()
 
     def _differing(self, events: Events, verdicts: Verdicts) -> dict[int, Differing]:
@@ -366,134 +378,3 @@ class Driver:
                     pacing.resolved(len(batch.events), again)
                 elif not batch.woken:  # those tell nothing of others
                     pacing.retried(len(batch.events), again, batch.early, now)
-
-
-@dataclass(frozen=True, slots=True)
-class Hedged:
-    """Some of its events wait for their home datacenters, until `due` (monotonic seconds)."""
-
-    due: float
-    batch: Batch
-    answer: Answer
-
-
-class Held(NamedTuple):
-    """A fresh batch that is held back until its primaries are read, but not beyond `until` (monotonic)."""
-
-    newest_us: int
-    number: int
-    until: float
-    batch: FreshBatch
-
-
-class WaitingBatches:
-    """Batches that wait for a sender: retries first, then fresh ones, then hedged ones that were released.
-
-    Fresh ones whose primaries the event store has yet to read are held back, and then go by their times.
-    Its user bounds it. None waits for long: few are read ahead, and reading goes on only as the oldest of
-    them ends, and only while there is room for more hedged ones.
-    """
-
-    def __init__(self, events_max: int) -> None:
-        """`events_max`: of hedged batches that are taken together."""
-        self._events_max = events_max
-        self._changed = threading.Condition()
-        self._retries: deque[RetryBatch] = deque()
-        self._fresh: deque[FreshBatch] = deque()
-        self._held: list[Held] = []
-        self._read_to_us = ALL_READ
-        self._hedged: deque[Hedged] = deque()
-        self._released = 0
-        self._closed = False
-
-    @property
-    def held(self) -> int:
-        """Fresh batches that are held back."""
-        return len(self._held)
-
-    def put(self, batch: Batch, now: float = 0.0, now_us: int = 0) -> None:
-        """`now`, `now_us`: of a fresh one, the time by the monotonic clock and by that of its events."""
-        with self._changed:
-            if isinstance(batch, RetryBatch):
-                self._retries.append(batch)
-            elif hold_s := Pacing.hold_s(newest_us := batch.events.newest_us, self._read_to_us, now_us):
-                self._held.append(Held(newest_us, batch.number, now + hold_s, batch))
-                return
-            else:
-                self._fresh.append(batch)
-            self._changed.notify()
-
-    def read_to(self, time_us: int) -> None:
-        """About up to this time all primary logs are read. Any thread."""
-        with self._changed:
-            self._read_to_us = time_us
-            self._let_go(lambda one: one.newest_us <= time_us)
-
-    def hedge(self, hedged: Hedged) -> None:
-        """Keep it until it is released. Any thread."""
-        with self._changed:
-            self._hedged.append(hedged)
-            self._released += self._closed
-
-    @property
-    def all_read(self) -> bool:
-        """Whether all primary logs are read to their ends."""
-        return self._read_to_us == ALL_READ
-
-    @property
-    def next_due(self) -> float:
-        """When to release some; infinity while none waits for that."""
-        with self._changed:
-            waits = self._released < len(self._hedged)
-            due = [self._hedged[self._released].due] if waits else []
-            return min([*due, *(one.until for one in self._held)], default=float("inf"))
-
-    def release(self, now: float, has_room: bool = True) -> None:
-        """Batches that were held or hedged for long enough may be taken; without room for more hedged ones,
-        all of these."""
-        until = now if has_room else float("inf")
-        with self._changed:
-            before = self._released
-            while self._released < len(self._hedged) and self._hedged[self._released].due <= until:
-                self._released += 1
-            if self._released > before:
-                self._changed.notify()
-            self._let_go(lambda one: one.until <= now)
-
-    def _let_go(self, over: Callable[[Held], bool]) -> None:
-        """By their times; senders are told if there are any."""
-        going = sorted(filter(over, self._held))
-        if going:
-            self._held = [one for one in self._held if not over(one)]
-            self._fresh.extend(one.batch for one in going)
-            self._changed.notify_all()
-
-    def take(self) -> Batch | list[Hedged] | None:
-        """The next to send, or hedged ones; None when it is closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._retries or self._fresh or self._released or self._closed)
-            if self._retries:
-                return self._retries.popleft()
-            if self._fresh:
-                return self._fresh.popleft()
-            return self._take_hedged() or None
-
-    def _take_hedged(self) -> list[Hedged]:
-        taken: list[Hedged] = []
-        events = size = 0
-        while self._released:
-            batch = self._hedged[0].batch
-            events, size = events + len(batch.events), size + batch.size
-            if taken and (events > self._events_max or size > BATCH_BYTES_MAX):
-                break
-            taken.append(self._hedged.popleft())
-            self._released -= 1
-        return taken
-
-    def close(self) -> None:
-        """What is hedged or held is released."""
-        with self._changed:
-            self._closed = True
-            self._let_go(lambda _: True)
-            self._released = len(self._hedged)
-            self._changed.notify_all()

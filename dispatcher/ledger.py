@@ -456,7 +456,7 @@ class RetryQueue:
         self._mutex = threading.Lock()
         self._in_flight: dict[bytes, bytes] = {}
         """Key -> primary id."""
-        self._awaited = Awaited()
+        self._awaited: Awaited[bytes] = Awaited()
         self._woken: dict[bytes, None] = {}
         self.woken_events = 0
         """Taken because their primary events had arrived."""

@@ -116,6 +116,11 @@ class Answer:
         """The rows that wait for their home datacenter."""
         return np.flatnonzero(self.verdicts == Verdict.HEDGED)
 
+    @property
+    def absent(self) -> Rows:
+        """The rows whose primary events were not there yet."""
+        return np.flatnonzero(self.verdicts == Joined.RETRY_ABSENT)
+
     def put(self, rows: Rows, other: "Answer", start: int = 0) -> None:
         """These rows are as those of the other from `start` on."""
         end = start + len(rows)
@@ -207,6 +212,14 @@ class Sender:
             answer.put(at_once, found)
         return answer
 
+    def send_again(self, parts: Sequence[tuple[Events, Answer, Rows]]) -> None:
+        """These rows of batches once more, in one request; their verdicts stay where it was time to stop."""
+        found = self.send(concat([events.take(rows) for events, _, rows in parts]))
+        start = 0
+        for _, answer, rows in parts if found else ():
+            answer.put(rows, found, start)
+            start += len(rows)
+
     def send_hedged(self, batches: Sequence[tuple[Events, Answer]], due: float) -> None:
         """The rest of the verdicts, now that their homes had their time: one lookup, and one request to a
         joiner for what is not registered. `due`: when that time was over; monotonic."""
@@ -214,6 +227,8 @@ class Sender:
         rows = [answer.hedged for _, answer in batches]
         parts = [events.take(these) for (events, _), these in zip(batches, rows, strict=True)]
         events = concat(parts)
+        if not len(events):
+            return
         found = self._answer(events, self._ask(events) if self._may_ask else _all_to_send(events))
         if found is None:  # it is time to stop
             found = Answer(

@@ -4,31 +4,32 @@ A primary event may arrive after a lookup has missed it and before the ledger ha
 remembered for a while. Of very many events only the newest are known; the others wait for their backoff.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Hashable, Sequence
+from typing import Final, Generic, TypeVar
 
 AWAITED_MAX: Final = 1 << 17
 """Events that are known; then the older half is forgotten. 250 bytes each."""
 ARRIVED_MAX: Final = 1 << 16
 """Arrivals that are remembered, likewise. 110 bytes each."""
 
-_Waiting = dict[bytes, bytes | set[bytes]]
-"""Primary id -> the key of the event that waits for it, or the keys of several."""
+Key = TypeVar("Key", bound=Hashable)
+"""Of an event: of a retry in the ledger, or a batch and a row. No set."""
 
 
-class Awaited:
-    """Keys are those of retries in the ledger. Not for several threads at once."""
+class Awaited(Generic[Key]):
+    """Not for several threads at once."""
 
     def __init__(self, awaited_max: int = AWAITED_MAX, arrived_max: int = ARRIVED_MAX) -> None:
         self._awaited_half = awaited_max // 2
         self._arrived_half = arrived_max // 2
-        self._newer: _Waiting = {}
-        self._older: _Waiting = {}
+        self._newer: dict[bytes, Key | set[Key]] = {}
+        """Primary id -> the key of the event that waits for it, or the keys of several."""
+        self._older: dict[bytes, Key | set[Key]] = {}
         self._in_newer = 0
         self._arrived: set[bytes] = set()
         self._arrived_before: set[bytes] = set()
 
-    def add(self, keys: Sequence[bytes], primary_ids: Sequence[bytes]) -> list[bytes]:
+    def add(self, keys: Sequence[Key], primary_ids: Sequence[bytes]) -> list[Key]:
         """These wait from now on. The keys of those whose primary events have arrived meanwhile.
 
         An arrival is used up: an event that is tried once more, and in vain again, waits.
@@ -53,7 +54,7 @@ class Awaited:
                 self._newer[primary_id] = {held, key}
         return woken
 
-    def drop(self, key: bytes, primary_id: bytes) -> None:
+    def drop(self, key: Key, primary_id: bytes) -> None:
         """It waits no more."""
         for waiting in (self._newer, self._older):
             held = waiting.get(primary_id)
@@ -65,13 +66,13 @@ class Awaited:
             if not held or held == key:
                 del waiting[primary_id]
 
-    def arrive(self, primary_ids: Sequence[bytes]) -> list[bytes]:
+    def arrive(self, primary_ids: Sequence[bytes]) -> list[Key]:
         """Keys of events that wait for these."""
         newest = primary_ids[-self._arrived_half :]
         if len(self._arrived) + len(newest) > self._arrived_half:
             self._arrived_before, self._arrived = self._arrived, set()
         self._arrived.update(newest)
-        woken: list[bytes] = []
+        woken: list[Key] = []
         for primary_id in primary_ids:
             for waiting in (self._newer, self._older):
                 held = waiting.pop(primary_id, None)

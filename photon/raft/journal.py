@@ -45,6 +45,7 @@ class DamagedError(CorruptStateError):
 
 Entry = tuple[bytes, int, int]  # command, index, term: the order pysyncobj wants
 NO_OP = b"\x01"  # what stands for a command that is not known any more (it is covered by a snapshot)
+_DELETED_AT_ONCE: Final = 4  # segments, each with a sync
 _ENTRY: Final = struct.Struct("<QQ")  # index, term; the command follows
 
 
@@ -69,6 +70,8 @@ class Journal:
         self.entries: list[Entry] = []
         self._segment_bytes = segment_bytes
         self._last_indexes: dict[int, int] = {}  # by segment: of its entries that still count, else 0
+        self._needed = 0
+        """The first segment that holds entries that count."""
         self._pending: list[bytes] = []
         self._broken: StorageError | None = None
         with storage_errors(directory, "opening the journal"):
@@ -121,7 +124,8 @@ class Journal:
         self._delete_segments()
 
     def drop_before(self, index: int) -> None:
-        """Forget the entries below `index`; on disk, where a whole segment goes. Durable on return.
+        """Forget the entries below `index`; on disk, where a whole segment goes: a few now, and the rest with
+        `tidy`. Durable on return.
 
         The caller has a durable snapshot that covers them, and keeps the entry at the snapshot's own index.
         """
@@ -132,6 +136,12 @@ class Journal:
         self.sync()  # else a crash could leave a gap between the snapshot and what is left
         del self.entries[:at]
         self._delete_segments()
+
+    def tidy(self) -> None:
+        """Delete a few more of the segments that were dropped. Each costs a sync, and all groups of a host
+        wait for it."""
+        if next(iter(self._log.segments)) < self._needed:
+            self._delete_some()
 
     def sync(self) -> None:
         """Make all that was written durable. Raises StorageError, now and ever after."""
@@ -175,9 +185,13 @@ class Journal:
     def _delete_segments(self) -> None:
         first = self.first_index
         needed = (n for n in self._log.segments if self._last_indexes.get(n, 0) >= first)
+        self._needed = next(needed, self._log.number)
+        self._last_indexes = {n: i for n, i in self._last_indexes.items() if n >= self._needed}
+        self._delete_some()
+
+    def _delete_some(self) -> None:
         with self._breaking("deleting a covered segment"):
-            self._log.drop_before(next(needed, self._log.number))
-        self._last_indexes = {n: i for n, i in self._last_indexes.items() if n in self._log.segments}
+            self._log.drop_before(min(next(iter(self._log.segments)) + _DELETED_AT_ONCE, self._needed))
 
     def _replay(self, segment: int, path: Path, record: Record) -> None:
         index, term = _ENTRY.unpack_from(record.payload)

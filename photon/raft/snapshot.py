@@ -295,6 +295,7 @@ class Compactor:
         `needed_index`: the entry the slowest live follower has, on a leader; asked once a snapshot.
         StorageError, StateMachineError.
         """
+        self._journal.tidy()
         if self._job is not None:
             if not self._job.done():
                 return

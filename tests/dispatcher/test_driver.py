@@ -8,16 +8,17 @@ import threading
 import numpy as np
 import pytest
 
-from dispatcher.driver import Hedged, WaitingBatches
 from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.recorder import Recorder
 from dispatcher.rules.events import NO_EVENTS, FreshBatch, Resolved, RetryBatch
 from dispatcher.rules.pacing import HELD_S_MAX, Pacing
 from dispatcher.rules.verdicts import none_joined
 from dispatcher.sender import Answer, Gate
+from dispatcher.waiting import Hedged, WaitingBatches, Woken
 from photon.core.clock import Backoff, ManualClock, SteadyClock
+from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
-from photon.core.fates import Fate
+from photon.core.fates import Fate, Joined
 from photon.logs.text import ALL_READ
 from photon.logs.writer import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
@@ -184,6 +185,53 @@ def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together
     assert waiting.take() == [late], "nor what a sender still had in hand"
     assert waiting.take() is None
     assert waiting.next_due == float("inf")
+
+
+def absent(due: float, first: int) -> Hedged:
+    """Of ten events the even ones wait for their primaries."""
+    made = hedged(due, first)
+    made.answer.verdicts[::2] = Joined.RETRY_ABSENT
+    return made
+
+
+def primaries(batch: Hedged, *rows: int) -> list[bytes]:
+    ids = split_ids(batch.batch.events.primary_ids)
+    return [ids[row] for row in rows]
+
+
+def test_hedged_events_are_woken_as_their_primaries_arrive_and_their_batch_waits_for_what_is_tried():
+    waiting = WaitingBatches(25)
+    first, second = absent(1.0, 0), absent(2.0, 10)
+    waiting.arrive(primaries(first, 8))  # before it is known that this waits
+    waiting.hedge(first)
+    waiting.hedge(second)
+    assert waiting.last_due == 2.0
+    woken = waiting.take()
+    assert [(one is first, rows.tolist()) for one, rows in woken.parts] == [(True, [8])]
+    waiting.arrive([*primaries(second, 4, 2, 1), *primaries(first, 0)])
+    both = waiting.take()
+    assert [(one is first, rows.tolist()) for one, rows in both.parts] == [(False, [2, 4]), (True, [0])]
+    waiting.release(1.5)
+    waiting.put(fresh := fresh_batch(0))
+    first.answer.verdicts[8] = Joined.JOINED
+    waiting.tried(woken)
+    assert waiting.take() is fresh, "the first is still being tried"
+    first.answer.verdicts[0] = second.answer.verdicts[2] = Joined.JOINED
+    waiting.tried(both)
+    assert waiting.take().parts[0][1].tolist() == [4], "an arrival is remembered once"
+    waiting.arrive(primaries(first, 2))
+    assert waiting.take().parts[0][1].tolist() == [2]
+    first.answer.verdicts[2] = Joined.JOINED
+    waiting.tried(Woken([(first, np.array([2]))]))
+    assert waiting.take() == [first]
+    waiting.arrive(primaries(first, 4, 6))  # the ledger has these now
+    waiting.put(fresh)
+    assert waiting.take() is fresh
+    waiting.close()
+    assert waiting.take() is None, "who tries the rest takes the batch after it"
+    waiting.tried(Woken([(second, np.array([4]))]))
+    assert taken(waiting) == [[second]]
+    assert waiting.woken_events == 6
 
 
 def gate(senders: int, clock: ManualClock) -> Gate:

@@ -180,14 +180,15 @@ class FakeEventStore:
 class Late:
     """A site whose primary events arrive one by one; backoff alone would take a minute."""
 
-    def __init__(self, site, running):
+    def __init__(self, site, running, **placed):
         self.site = site
         self.eventstore = FakeEventStore()
         self.there = set()
         self.missed = lambda _number: None
         site.joiner.answer = self.answer
-        settings = fast_settings(retry_delay_ms_min=MINUTE_MS, retry_delay_ms_max=MINUTE_MS)
-        self.server = running(settings, eventstore=self.eventstore)
+        minute = {"retry_delay_ms_min": MINUTE_MS, "retry_delay_ms_max": MINUTE_MS}
+        settings = fast_settings(**minute, home_hedge_ms=MINUTE_MS)
+        self.server = running(settings, eventstore=self.eventstore, **placed)
 
     def answer(self, line, _tries):
         number = click_number(line)
@@ -270,6 +271,43 @@ def test_an_event_woken_too_early_waits_on_as_if_it_had_not_been_tried(late):
     assert (after["due_us"], after["tries"]) == (before["due_us"], before["tries"])
     late.arrive(0)
     late.await_joined(1)
+
+
+JOINERS = {"10.0.0.1:7": "east", "10.0.0.2:7": "west"}
+
+
+def test_a_click_is_woken_while_others_of_its_batch_or_of_those_before_wait_for_their_home(
+    site, running, monkeypatch
+):
+    """The ledger has none of them before the hedge is over: of 60 s here."""
+    monkeypatch.setattr("dispatcher.rules.homes.HEDGE_S_START", 60.0)
+    site.registry.holders = list(JOINERS)
+    late = Late(site, running, datacenter="east", joiners=JOINERS)
+    late.click(0, 40)
+    wait_until(lambda: late.server.status()["in_flight"] == 40 and site.joiner.handed)
+    own = {click_number(line) for line in site.joiner.handed}
+    assert 5 < len(own) < 35
+    first, second, *rest = sorted(own)
+    late.arrive(first, *rest)
+    wait_until(lambda: len(site.joiner.joined) == len(own) - 1)
+    late.eventstore.arrives(second)  # and is not found all the same
+    wait_until(lambda: max(site.joiner.handed.values()) == 3)  # an arrival is remembered once
+    late.arrive(second)
+    wait_until(lambda: len(site.joiner.joined) == len(own))
+    number = 40  # whole batches of this one's own
+    while len(site.joiner.handed) < len(own) + 2:
+        late.click(number, number + 1)
+        number += 1
+        wait_until(lambda: late.server.status()["in_flight"] == number)
+    new = {click_number(line) for line in site.joiner.handed} - own
+    late.arrive(*new)
+    wait_until(lambda: len(site.joiner.joined) == len(own) + 2)
+    status = late.server.status()
+    assert (status["woken"], status["pending"], status["in_flight"]) == (len(own) + 4, 0, number)
+    late.server.stop()  # what waited for its home is tried, in vain
+    status = late.server.status()
+    assert (status["fates"][Fate.JOINED], status["pending"]) == (len(own) + 2, number - len(own) - 2)
+    assert adds_up(status)
 
 
 def _waiting(late):

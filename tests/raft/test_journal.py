@@ -1,6 +1,7 @@
 """The journal is a list that survives: any history of calls, any torn tail, any damaged byte."""
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,22 @@ def test_dropping_deletes_whole_segments_and_a_gap_is_never_left(tmp_path: Path)
     assert len(files(tmp_path)) < before
     journal.close()
     assert reopened(tmp_path, 200)[-6:] == entries_of(30)[-6:]
+
+
+def test_many_segments_are_dropped_over_many_turns_oldest_first(tmp_path: Path) -> None:
+    journal = filled(tmp_path, entries_of(30), 60)
+    before = len(files(tmp_path))
+    journal.drop_before(29)
+    left = [files(tmp_path)]
+    while len(left) == 1 or len(left[-1]) < len(left[-2]):
+        journal.tidy()
+        left.append(files(tmp_path))
+    dropped = [len(some) - len(fewer) for some, fewer in pairwise(left)]
+    assert before - len(left[0]) == 4 == max(dropped) and len(dropped) > 3
+    assert all(fewer == some[len(some) - len(fewer) :] for some, fewer in pairwise(left))
+    journal.append(b"x", 31, 99)
+    journal.close()
+    assert reopened(tmp_path, 60)[-3:] == [*entries_of(30)[-2:], (b"x", 31, 99)]
 
 
 def test_a_crash_after_dropping_finds_the_entry_that_follows_the_snapshot(tmp_path: Path) -> None:

@@ -1,0 +1,223 @@
+"""Batches that wait for a sender, and what becomes of them meanwhile."""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dispatcher.reader import BATCH_BYTES_MAX
+from dispatcher.rules.awaited import Awaited
+from dispatcher.rules.events import Batch, FreshBatch, RetryBatch, Rows
+from dispatcher.rules.pacing import Pacing
+from dispatcher.sender import Answer
+from photon.core.columns import split_ids, take_ids
+from photon.logs.text import ALL_READ
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hedged:
+    """Some of its events wait for their home datacenters, or it for a batch of which that is so, until `due`
+    (monotonic seconds). Others may wait for their primary events meanwhile."""
+
+    due: float
+    batch: Batch
+    answer: Answer
+
+
+class Held(NamedTuple):
+    """A fresh batch that is held back until its primaries are read, but not beyond `until` (monotonic)."""
+
+    newest_us: int
+    number: int
+    until: float
+    batch: FreshBatch
+
+
+class Woken(NamedTuple):
+    """Hedged batches, and the rows of each whose primary events have arrived."""
+
+    parts: list[tuple[Hedged, Rows]]
+
+
+class WaitingBatches:
+    """Batches that wait for a sender: retries first, then fresh ones, then hedged ones that were released.
+    Before all, events of hedged ones whose primary events have arrived: the ledger, which wakes the others,
+    has none of a batch before the hedge is over.
+
+    Fresh ones whose primaries the event store has yet to read are held back, and then go by their times.
+    Its user bounds it. None waits for long: few are read ahead, and reading goes on only as the oldest of
+    them ends, and only while there is room for more hedged ones.
+    """
+
+    def __init__(self, events_max: int) -> None:
+        """`events_max`: of hedged batches that are taken together."""
+        self._events_max = events_max
+        self._changed = threading.Condition()
+        self._retries: deque[RetryBatch] = deque()
+        self._fresh: deque[FreshBatch] = deque()
+        self._held: list[Held] = []
+        self._read_to_us = ALL_READ
+        self._hedged: deque[Hedged] = deque()
+        self._released = 0
+        self._absent: Awaited[tuple[Hedged, int]] = Awaited()
+        self._woken: dict[Hedged, list[int]] = {}
+        self._tried = Counter[Hedged]()
+        """How many tries are under way."""
+        self.woken_events = 0
+        """Taken because their primary events had arrived."""
+        self._closed = False
+
+    @property
+    def held(self) -> int:
+        """Fresh batches that are held back."""
+        return len(self._held)
+
+    def put(self, batch: Batch, now: float = 0.0, now_us: int = 0) -> None:
+        """`now`, `now_us`: of a fresh one, the time by the monotonic clock and by that of its events."""
+        with self._changed:
+            if isinstance(batch, RetryBatch):
+                self._retries.append(batch)
+            elif hold_s := Pacing.hold_s(newest_us := batch.events.newest_us, self._read_to_us, now_us):
+                self._held.append(Held(newest_us, batch.number, now + hold_s, batch))
+                return
+            else:
+                self._fresh.append(batch)
+            self._changed.notify()
+
+    def read_to(self, time_us: int) -> None:
+        """About up to this time all primary logs are read. Any thread."""
+        with self._changed:
+            self._read_to_us = time_us
+            self._let_go(lambda one: one.newest_us <= time_us)
+
+    def hedge(self, hedged: Hedged) -> None:
+        """Keep it until it is released. Any thread."""
+        with self._changed:
+            self._hedged.append(hedged)
+            self._released += self._closed
+            self._await(hedged, hedged.answer.absent)
+
+    def arrive(self, primary_ids: Sequence[bytes]) -> None:
+        """These can be found now. Any thread."""
+        with self._changed:
+            self._wake(self._absent.arrive(primary_ids))
+
+    def tried(self, woken: Woken) -> None:
+        """Their answers have the verdicts. Any thread."""
+        with self._changed:
+            for hedged, rows in woken.parts:
+                self._tried -= Counter((hedged,))
+                self._await(hedged, np.intersect1d(rows, hedged.answer.absent, assume_unique=True))
+            self._changed.notify_all()
+
+    def _await(self, hedged: Hedged, rows: Rows) -> None:
+        self._wake(self._absent.add(*_awaited(hedged, rows)))
+
+    def _wake(self, keys: Iterable[tuple[Hedged, int]]) -> None:
+        for hedged, row in keys:
+            self._woken.setdefault(hedged, []).append(row)
+            self._changed.notify()
+
+    @property
+    def last_due(self) -> float | None:
+        """When the last one of those that are hedged is to be released; None while there is none."""
+        with self._changed:
+            return self._hedged[-1].due if self._hedged else None
+
+    @property
+    def all_read(self) -> bool:
+        """Whether all primary logs are read to their ends."""
+        return self._read_to_us == ALL_READ
+
+    @property
+    def next_due(self) -> float:
+        """When to release some; infinity while none waits for that."""
+        with self._changed:
+            waits = self._released < len(self._hedged)
+            due = [self._hedged[self._released].due] if waits else []
+            return min([*due, *(one.until for one in self._held)], default=float("inf"))
+
+    def release(self, now: float, has_room: bool = True) -> None:
+        """Batches that were held or hedged for long enough may be taken; without room for more hedged ones,
+        all of these."""
+        until = now if has_room else float("inf")
+        with self._changed:
+            before = self._released
+            while self._released < len(self._hedged) and self._hedged[self._released].due <= until:
+                self._released += 1
+            if self._released > before:
+                self._changed.notify()
+            self._let_go(lambda one: one.until <= now)
+
+    def _let_go(self, over: Callable[[Held], bool]) -> None:
+        """By their times; senders are told if there are any."""
+        going = sorted(filter(over, self._held))
+        if going:
+            self._held = [one for one in self._held if not over(one)]
+            self._fresh.extend(one.batch for one in going)
+            self._changed.notify_all()
+
+    def take(self) -> Batch | list[Hedged] | Woken | None:
+        """The next to send, or hedged ones, or woken ones: `tried` is to follow. None when it is closed and
+        empty, but for what others try."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._woken or self._retries or self._fresh or self._may_take_hedged or self._closed
+            )
+            if self._woken:
+                return self._take_woken()
+            if self._retries:
+                return self._retries.popleft()
+            if self._fresh:
+                return self._fresh.popleft()
+            return self._take_hedged() or None
+
+    @property
+    def _may_take_hedged(self) -> bool:
+        return self._released > 0 and self._hedged[0] not in self._tried
+
+    def _take_woken(self) -> Woken:
+        parts: list[tuple[Hedged, Rows]] = []
+        events = size = 0
+        while self._woken:
+            hedged, rows = next(iter(self._woken.items()))
+            events, size = events + len(rows), size + hedged.batch.size
+            if parts and (events > self._events_max or size > BATCH_BYTES_MAX):
+                break
+            parts.append((hedged, np.sort(np.array(rows, np.intp))))
+            del self._woken[hedged]
+            self._tried[hedged] += 1
+            self.woken_events += len(rows)
+        return Woken(parts)
+
+    def _take_hedged(self) -> list[Hedged]:
+        taken: list[Hedged] = []
+        events = size = 0
+        while self._may_take_hedged:
+            batch = self._hedged[0].batch
+            events, size = events + len(batch.events), size + batch.size
+            if taken and (events > self._events_max or size > BATCH_BYTES_MAX):
+                break
+            taken.append(hedged := self._hedged.popleft())
+            self._released -= 1
+            self._woken.pop(hedged, None)
+            for key, primary_id in zip(*_awaited(hedged, hedged.answer.absent), strict=True):
+                self._absent.drop(key, primary_id)
+        return taken
+
+    def close(self) -> None:
+        """What is hedged or held is released."""
+        with self._changed:
+            self._closed = True
+            self._let_go(lambda _: True)
+            self._released = len(self._hedged)
+            self._changed.notify_all()
+
+
+def _awaited(hedged: Hedged, rows: Rows) -> tuple[list[tuple[Hedged, int]], Sequence[bytes]]:
+    """These rows as keys, and their primary ids."""
+    primary_ids = take_ids(hedged.batch.events.primary_ids, rows)
+    return [(hedged, row) for row in rows.tolist()], split_ids(primary_ids)
