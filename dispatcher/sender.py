@@ -215,8 +215,10 @@ class Sender:
     def send_again(self, parts: Sequence[tuple[Events, Answer, Rows]]) -> None:
         """These rows of batches once more, in one request; their verdicts stay where it was time to stop."""
         found = self.send(concat([events.take(rows) for events, _, rows in parts]))
+        if found is None:
+            return
         start = 0
-        for _, answer, rows in parts if found else ():
+        for _, answer, rows in parts:
             answer.put(rows, found, start)
             start += len(rows)
 

@@ -170,9 +170,15 @@ class RegistryClient:
         return self._rounds.run(release, ids, times)[0]
 
     def scan(
-        self, shard: int, address: str | None = None, timeout_s: float = _SCAN_TIMEOUT_S, fresh: bool = False
+        self,
+        shard: int,
+        address: str | None = None,
+        timeout_s: float = _SCAN_TIMEOUT_S,
+        fresh: bool = False,
+        ids: bytes = b"",
     ) -> Iterator[Scanned]:
-        """All that one replica holds of a shard: the nearest that has it, or the one at `address`.
+        """All that one replica holds of a shard: the nearest that has it, or the one at `address`. Of `ids`
+        (16 x N bytes, at most messages.IDS_MAX), those that are there: they are looked up.
 
         It reads while commits go on: an id registered meanwhile may be missing. `fresh`: the shard's leader
         is asked (another at `address` refuses), and what was acknowledged to anybody before is there. The
@@ -181,7 +187,7 @@ class RegistryClient:
         """
         if not 0 < timeout_s <= SCAN_S_MAX:
             raise UsageError(f"a scan may take up to {SCAN_S_MAX:g} s, not {timeout_s:g} s")
-        request = pb.ScanRequest(shard=shard, fresh=fresh)
+        request = pb.ScanRequest(shard=shard, fresh=fresh, ids=ids)
         for message in self._rounds.stream("Scan", request, address, timeout_s, shard, fresh):
             yield Scanned(
                 message.ids,

@@ -29,6 +29,7 @@ from idregistry.rules.packing import (
     INCARNATIONS_MAX,
     LEADER_DETAILS,
     SCAN_S_MAX,
+    TIME_BYTES,
     columns_mistake,
     segments_mistake,
     token_mistake,
@@ -208,8 +209,8 @@ class IdRegistryService(IdRegistryServicer):
         return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
     def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:
-        """All this replica holds of a shard, in pieces, while commits go on. `fresh`: by the leader alone,
-        and with all that was acknowledged before.
+        """All this replica holds of a shard, or of `ids`, in pieces, while commits go on. `fresh`: by the
+        leader alone, and with all that was acknowledged before.
 
         Only with a deadline: by then, whatever the caller does, gRPC ends the call and so frees its slot.
         """
@@ -219,12 +220,15 @@ class IdRegistryService(IdRegistryServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"a scan without a deadline, or with one too far off: give one of at most {SCAN_S_MAX:g} s",
             )
+        mistake = columns_mistake(request.ids, bytes(len(request.ids) // ID_BYTES * TIME_BYTES))
+        if mistake is not None:
+            _mistake(context, mistake)
         shard = self._shard(request.shard, context)
         with self._slot(self._scans, context):
             if request.fresh:  # wait until all that was acknowledged before now is applied here
                 self._check_leads(shard.log, context)
                 self._settled(context, lambda *asked: shard.queue.offer(barrier(*asked)))
-            pieces = shard.state.scan()
+            pieces = iter([shard.state.find(request.ids)]) if request.ids else shard.state.scan()
             began = self._clock.monotonic()
             while context.is_active() and (piece := next(pieces, None)) is not None:
                 message = scanned_to_wire(piece)

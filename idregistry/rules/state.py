@@ -17,7 +17,6 @@ from functools import partial
 from itertools import chain, compress, repeat
 from operator import is_
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,10 +61,10 @@ from idregistry.rules.segments import (
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
 from idregistry.rules.snapshots import Head, pack, place_of, released_of, unpack
-from idregistry.rules.surveys import Account, Scanned, account_of, scan
-from idregistry.rules.table import Files, IdTable, Writing, files_of
+from idregistry.rules.surveys import Account, Scanned, account_of, scan, scanned
+from idregistry.rules.table import IdTable, SegmentFiles, Writing, files_of
 from photon.core.accounts import window_of
-from photon.core.columns import unpack_times
+from photon.core.columns import take_ids, unpack_times
 from photon.core.errors import CorruptStateError
 from photon.core.fates import Committed, Registered, Released
 from photon.core.protocol import OLDEST
@@ -359,16 +358,6 @@ def _apply_other(facts: Facts, command: Command) -> object:
     raise AssertionError(f"{command!r} is applied nowhere")
 
 
-class SegmentFiles(Files, Protocol):
-    """Where the segments of a shard are kept."""
-
-    def open(self, number: int) -> Source:
-        """One that is there. CorruptStateError, StorageError."""
-
-    def ids_of(self, sources: Sequence[Source]) -> list[FileId]: ...
-    def verify(self, path: Path, file: FileId) -> bool: ...
-
-
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
 
@@ -546,6 +535,15 @@ class ShardState:
         boundary_us = facts.boundary_us
         names = facts.holders.names  # before the cut: of what it has, none is forgotten here
         return scan(facts.table.cut(facts.live_at(boundary_us)), names, boundary_us)
+
+    def find(self, ids: bytes) -> Scanned:
+        """Those of 16 x N bytes that are there now, as a piece of a scan. Any thread."""
+        facts = self._facts
+        boundary_us = facts.boundary_us
+        live, names = facts.live_at(boundary_us), facts.holders.names
+        stamps = facts.table.held(Encoded(ids), live)
+        alive = stamps["bucket"] >= live
+        return scanned(take_ids(ids, alive), stamps[alive], names, boundary_us)
 
     def accounts(self) -> Callable[[AnySet[int], str, int], Account]:
         """What incarnations, an address and a window are asked of, as of now: any thread may ask. To be

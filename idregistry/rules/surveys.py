@@ -24,7 +24,7 @@ from idregistry.rules.packing import (
     unhash_ids,
     with_time,
 )
-from idregistry.rules.segments import Cut, Rows, together
+from idregistry.rules.segments import Cut, Rows, Stamps, together
 from photon.core.accounts import HOURS_A_DAY, NOTHING, Sum, Tally, plus
 from photon.core.columns import pack_times
 from photon.core.ids import MARK_ADDRESSES
@@ -91,7 +91,7 @@ def scan(cut: Cut, holders: Mapping[int, bytes], boundary_us: int) -> Iterator[S
 
     `holders`: Holders.names when the cut was made.
     """
-    yield _scanned(together([]), holders, boundary_us)
+    yield _scanned_rows(together([]), holders, boundary_us)
     waiting: list[Rows] = []
     for number in range(SUBS):
         drawn = cut.draw(number)
@@ -101,22 +101,27 @@ def scan(cut: Cut, holders: Mapping[int, bytes], boundary_us: int) -> Iterator[S
             rows = together(waiting)
             whole = len(rows) // SCAN_IDS_MAX * SCAN_IDS_MAX
             for start in range(0, whole, SCAN_IDS_MAX):
-                yield _scanned(rows.part(start, start + SCAN_IDS_MAX), holders, boundary_us)
+                yield _scanned_rows(rows.part(start, start + SCAN_IDS_MAX), holders, boundary_us)
             waiting = [rows.part(whole, len(rows))]
     rows = together(waiting)
     if len(rows):
-        yield _scanned(rows, holders, boundary_us)
+        yield _scanned_rows(rows, holders, boundary_us)
 
 
-def _scanned(rows: Rows, holders: Mapping[int, bytes], boundary_us: int) -> Scanned:
-    numbers, holder_of = np.unique(rows.stamps["holder"], return_inverse=True)
+def _scanned_rows(rows: Rows, holders: Mapping[int, bytes], boundary_us: int) -> Scanned:
+    return scanned(unhash_ids(rows.hashes, rows.tails), rows.stamps, holders, boundary_us)
+
+
+def scanned(ids: bytes, stamps: Stamps, holders: Mapping[int, bytes], boundary_us: int) -> Scanned:
+    """16 x N bytes and N stamps as a piece."""
+    numbers, holder_of = np.unique(stamps["holder"], return_inverse=True)
     names = [holders[number] for number in numbers.tolist()]
     return Scanned(
-        unhash_ids(rows.hashes, rows.tails),
-        pack_times(rows.stamps["bucket"].astype(np.int64) * BUCKET_US),
+        ids,
+        pack_times(stamps["bucket"].astype(np.int64) * BUCKET_US),
         [token_of_holder(name, 0) for name in names],
         holder_of.astype(np.uint32),
-        rows.stamps["time_us"].copy(),
+        stamps["time_us"].copy(),
         list(map(is_guard, names)),
         boundary_us,
     )

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import is_not
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ from idregistry.rules.segments import (
     stamps_of,
     subs_of,
 )
+from photon.raft.port import FileId
 
 Mask = npt.NDArray[np.bool_]
 
@@ -71,6 +73,16 @@ class Files(Protocol):
     """Where segments are kept."""
 
     def writer(self, number: int, ids_max: int) -> Writer: ...
+
+
+class SegmentFiles(Files, Protocol):
+    """Where the segments of a shard are kept."""
+
+    def open(self, number: int) -> Source:
+        """One that is there. CorruptStateError, StorageError."""
+
+    def ids_of(self, sources: Sequence[Source]) -> list[FileId]: ...
+    def verify(self, path: Path, file: FileId) -> bool: ...
 
 
 class Writing:
@@ -163,8 +175,8 @@ def to_merge(segments: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
 
 
 class IdTable:
-    """Key -> stamp, in dicts while ids are new, in segments later. `present` and `cut` are for any thread,
-    the rest for the one that changes it.
+    """Key -> stamp, in dicts while ids are new, in segments later. `present`, `held` and `cut` are for any
+    thread, the rest for the one that changes it.
     """
 
     def __init__(self, layout: Layout | None = None, next_number: int = 1) -> None:

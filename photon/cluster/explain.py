@@ -23,13 +23,12 @@ from photon.cluster.registry_access import Named, asked_registry, registry_of
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.errors import PhotonError, UnavailableError
 from photon.core.fates import Found
-from photon.core.ids import ID_BYTES, IdPacker, parse_token
+from photon.core.ids import IdPacker, parse_token
 from photon.rpc.network import LOOPBACK, Network
 
 TIMEOUT_S: Final = 5.0
 PENDING_TIMEOUT_S: Final = 30.0
 """It looks through all that waits."""
-SCAN_S_MAX: Final = 600.0
 _PLACES_MAX: Final = 20
 """So many joined lines or letters of one event are shown."""
 _NEVER_ESCAPED: Final = re.compile(r"[A-Za-z0-9 _.:-]+")
@@ -106,7 +105,7 @@ def _answer(ask: Callable[[], Any]) -> Any:
 def registered(topology: Topology, packed: bytes, ended: Path | None = None) -> dict[str, Any] | None:
     """{shard, joiner, process, incarnation, time_us} of the token that registered the id; None if none has.
 
-    Reads whole shards, while they go on: an id registered meanwhile may be missed. UnavailableError.
+    UnavailableError.
     """
     guarded = None
     with ExitStack() as held:
@@ -115,22 +114,13 @@ def registered(topology: Topology, packed: bytes, ended: Path | None = None) -> 
             registry = held.enter_context(asked_registry(Named(ended))).registry
         client = held.enter_context(registry.client(TIMEOUT_S))
         for shard in client.configuration().shards:
-            for part in client.scan(shard, timeout_s=SCAN_S_MAX):
-                row = _row_of(part.ids, packed)
-                if row is None:
-                    continue
-                found = {"shard": shard, **_token(part.tokens[row], topology)}
-                if not part.guarded[row]:
-                    return found
-                guarded = found
+            for part in client.scan(shard, timeout_s=TIMEOUT_S, ids=packed):
+                for token, is_guard in zip(part.tokens, part.guarded.tolist(), strict=True):
+                    found = {"shard": shard, **_token(token, topology)}
+                    if not is_guard:
+                        return found
+                    guarded = found
     return guarded
-
-
-def _row_of(ids: bytes, packed: bytes) -> int | None:
-    at = ids.find(packed)
-    while at >= 0 and at % ID_BYTES:
-        at = ids.find(packed, at + 1)
-    return at // ID_BYTES if at >= 0 else None
 
 
 def _token(packed: bytes, topology: Topology) -> dict[str, Any]:

@@ -67,12 +67,14 @@ class OutcomesResponse(_message.Message):
     def __init__(self, outcomes: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("shard", "fresh")
+    __slots__ = ("shard", "fresh", "ids")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     fresh: bool
-    def __init__(self, shard: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    ids: bytes
+    def __init__(self, shard: _Optional[int] = ..., fresh: _Optional[bool] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
     __slots__ = ("ids", "times", "holders", "holder_of", "token_times", "boundary_us", "guards")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from joiner import joined_lines as reader
 from photon.cli.explain import command, told, verdict
 from photon.cli.status import command as status
-from photon.cluster.explain import Asked, _row_of, joined_lines, letters_of
+from photon.cluster.explain import Asked, joined_lines, letters_of
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.logs.writer import DeadLetter, dead_letter_lines
@@ -206,13 +206,6 @@ def test_letters_of_every_datacenter_are_found(out):
         (out / name / "foreign-000000.jsonl").write_bytes(dead_letter_lines([letter]))
     found = [(row["datacenter"], row["fate"], row["offset"]) for row in letters_of(out, ASKED)]
     assert found == [("east", "unjoinable", 7), ("west", "unjoinable", 7)]
-
-
-def test_an_id_is_found_in_a_column_at_its_own_rows_only():
-    packed = bytes(range(16))
-    assert _row_of(b"\0" * 16 + packed, packed) == 1
-    assert _row_of(b"\0" * 8 + packed + b"\0" * 8, packed) is None
-    assert _row_of(b"\0" * 8 + packed + b"\0" * 8 + packed, packed) == 2
 
 
 @pytest.mark.parametrize(

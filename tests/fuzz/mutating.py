@@ -45,7 +45,7 @@ _LINES: Final = b'{"id":"a","primary_id":"query-0"}\n' * 3
 _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
     "Commit": {"ids": _IDS, "times": _TIMES, "token": _TOKEN},
     "Release": {"ids": _IDS, "times": _TIMES, "tokens": [_TOKEN], "counts": [3]},
-    "Scan": {"fresh": True},
+    "Scan": {"fresh": True, "ids": b"i" * 16},
     "KeepAlive": {"address": "stranger:1", "incarnation": 7, "lease_s": 1.0},
     "Fence": {"incarnation": 7},
     "Incarnations": {"incarnations": [7]},

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from idregistry.rules.commands import Boundary, Commit, Configure, encode
-from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, SCAN_S_MAX
+from idregistry.rules.packing import BUCKET_US, IDS_MAX, NO_BOUNDARY, SCAN_S_MAX
 from idregistry.rules.surveys import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
 from photon.core.columns import split_ids
@@ -92,6 +92,29 @@ def hung() -> Iterator[str]:
 
 def ids_of(pieces: Iterable[Scanned]) -> set[bytes]:
     return {key for piece in pieces for key in split_ids(piece.ids)}
+
+
+def test_of_ids_that_are_asked_for_only_those_that_are_there_are_told_with_their_tokens(
+    trio: Ensemble,
+) -> None:
+    trio.lead("r0")
+    client = trio.client()
+    ids = event_ids(*range(6))
+    for row in (0, 2, 4):
+        client.commit(ids[16 * row : 16 * (row + 1)], same_times(1), token(f"j{row}"))
+    (piece,) = client.scan(0, ids=ids)
+    assert dict(zip(split_ids(piece.ids), piece.tokens, strict=True)) == {
+        event_id(row): token(f"j{row}") for row in (0, 2, 4)
+    }
+    (none,) = client.scan(0, ids=event_id(7))
+    assert none.ids == b""
+
+
+@pytest.mark.parametrize("ids", [b"i" * 15, bytes(16 * (IDS_MAX + 1))])
+def test_ids_that_are_none_or_too_many_are_refused(node: Node, ids: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        list(node.stub.Scan(pb.ScanRequest(shard=0, ids=ids), timeout=5.0))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("timeout_s", [None, 2 * SCAN_S_MAX])
