@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from photon.cli.status import fates_line, line_of
+from photon.cluster.told import fates_line, line_of
 from photon.core.disk import DirectoryLock
 from photon.rpc.metrics import FAMILIES
 from tests.system import (

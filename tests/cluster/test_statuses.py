@@ -11,11 +11,12 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from photon.cli.status import command, line_of
+from photon.cli.status import command
 from photon.cluster import statuses
 from photon.cluster.run import RunLoop
 from photon.cluster.statuses import Sample, StatusReader
 from photon.cluster.supervisor import Supervisor
+from photon.cluster.told import line_of
 from photon.cluster.topology import Pipeline, Replica, Topology, write_topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import UnavailableError

@@ -8,7 +8,7 @@ import pytest
 from joiner.accounts import Place, Row, Written, compare, pack_rows, unpack_rows
 from joiner.intents import Intent, IntentJournal, Range
 from joiner.output_files import note_recovered
-from photon.cli.status import line_of
+from photon.cluster.told import line_of
 from photon.core.accounts import WINDOW_US, sums_by_day
 from photon.core.columns import join_lines, pack_times, split_ids
 from photon.core.ids import Token

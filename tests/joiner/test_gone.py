@@ -8,7 +8,7 @@ import json
 import pytest
 
 from idregistry.rules.commands import EndLease, encode
-from photon.cli.status import line_of
+from photon.cluster.told import line_of
 from photon.core.clock import SystemClock
 from photon.core.ids import Token
 from photon.rpc.metrics import collect
