@@ -31,9 +31,17 @@ class DispatcherClient:
         Keys: waiting_since_us, tries (its primary was not there), sends, due_us, file, offset, worker. Each
         worker answers for what it has read. UnavailableError.
         """
+        return self._waiting(dispatcher_pb2.PendingRequest(ids=ids))
+
+    def soonest(self, count: int) -> list[dict[str, Any]]:
+        """Of at most `count` events that wait (1 to 1,000), those that are tried next; keys as of `pending`.
+        UnavailableError."""
+        return [one for one in self._waiting(dispatcher_pb2.PendingRequest(soonest=count)) if one is not None]
+
+    def _waiting(self, request: dispatcher_pb2.PendingRequest) -> list[dict[str, Any] | None]:
         who = f"dispatcher {self._address}"
         try:
-            answer = self._stub.Pending(dispatcher_pb2.PendingRequest(ids=ids), timeout=self._timeout_s)
+            answer = self._stub.Pending(request, timeout=self._timeout_s)
             found: list[dict[str, Any] | None] = msgspec.json.decode(answer.json)
         except grpc.RpcError as error:
             raise to_photon_error(error, who) from error

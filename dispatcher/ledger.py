@@ -54,6 +54,8 @@ GATHER_US: Final = 5_000
 """Entries that fall due so soon after each other are sent together."""
 WAITING_SHARE: Final = 0.75
 """Of the file's bytes, for events that wait."""
+SOONEST_BYTES_MAX: Final = 1 << 20
+"""Of those that are shown as the ones that are tried next."""
 SCANNED_MAX: Final = 16_384
 """Entries looked through in a read transaction: a long one would keep old pages from being used again."""
 
@@ -310,6 +312,17 @@ class Ledger:
             if len(found) == len(distinct):
                 break
         return [found.get(id_) for id_ in asked]
+
+    def soonest(self, count: int) -> list[dict[str, Any]]:
+        """What entries say, of at most so many: those that fall due first. CorruptStateError as above."""
+        left = count
+
+        def wanted(_: Any) -> bool | None:
+            nonlocal left
+            left -= 1
+            return True if left >= 0 else None
+
+        return [self._described(*entry) for entry in self.retries_from(b"", wanted, SOONEST_BYTES_MAX)]
 
     def waiting_values(self) -> Iterator[list[bytes]]:
         """The values of all entries, SCANNED_MAX at a time. StorageError."""

@@ -29,13 +29,18 @@ from photon.rpc.servers import Server
 
 
 class DispatcherService(dispatcher_pb2_grpc.DispatcherServicer):
-    """`status` gives the answer as a dict of plain values, `waiting` one for each of 16 x N ids."""
+    """`status` gives the answer as a dict of plain values, `waiting` one for each of 16 x N ids, `soonest`
+    those of at most so many events that are tried next."""
 
     def __init__(
-        self, status: Callable[[], dict[str, Any]], waiting: Callable[[bytes], list[dict[str, Any] | None]]
+        self,
+        status: Callable[[], dict[str, Any]],
+        waiting: Callable[[bytes], list[dict[str, Any] | None]],
+        soonest: Callable[[int], list[dict[str, Any]]],
     ) -> None:
         self._status = status
         self._waiting = waiting
+        self._soonest = soonest
 
     def Status(
         self, request: dispatcher_pb2.StatusRequest, context: grpc.ServicerContext
@@ -48,14 +53,18 @@ class DispatcherService(dispatcher_pb2_grpc.DispatcherServicer):
     ) -> dispatcher_pb2.PendingResponse:
         if len(request.ids) % ID_BYTES:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'ids' is {ID_BYTES} bytes an id")
+        if request.soonest > SOONEST_MAX:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'soonest' is at most {SOONEST_MAX}")
+        waiting: Sequence[dict[str, Any] | None]
         try:
-            waiting = self._waiting(request.ids)
+            waiting = self._soonest(request.soonest) if request.soonest else self._waiting(request.ids)
         except StorageError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         return dispatcher_pb2.PendingResponse(json=msgspec.json.encode(waiting))
 
 
 _RPC_WORKERS: Final = 2
+SOONEST_MAX: Final = 1000
 _CALLS_MAX: Final = 64
 _REQUEST_BYTES_MAX: Final = 1 << 20
 
@@ -129,7 +138,7 @@ class DispatcherServer:
         self._rpc.serve_while(lambda: not any(one.driver.storage_error for one in self._workers))
         self._rpc.add(
             dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-            DispatcherService(self.status, self._find_waiting),
+            DispatcherService(self.status, self._find_waiting, self._soonest),
             "photon.dispatcher.v1.Dispatcher",
         )
 
@@ -195,6 +204,10 @@ class DispatcherServer:
         if self._shares is not None:
             return self._shares.workers
         return [] if self._worker is None else [self._worker]
+
+    def _soonest(self, count: int) -> list[dict[str, Any]]:
+        found = [one for worker in self._workers for one in worker.soonest(count)]
+        return sorted(found, key=lambda one: int(one["due_us"]))[:count]
 
     def _find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
         found: list[dict[str, Any] | None] = [None] * (len(ids) // ID_BYTES)

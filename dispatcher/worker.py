@@ -150,6 +150,9 @@ class Worker:
     def find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
         return self._ledger.find_waiting(ids)
 
+    def soonest(self, count: int) -> list[dict[str, Any]]:
+        return self._ledger.soonest(count)
+
     def status(self) -> dict[str, Any]:
         """How it goes now. Plain values."""
         return {

@@ -1,11 +1,13 @@
 """`photon dev`: a system of several datacenters on this machine, to look at and to kill datacenters of."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from photon.cli.console import LISTEN, MISSING, is_installed, watch_of
 from photon.cli.options import duration, json_flag, path_option
 
 DEFAULT_OUT: Final = "photon-dev"
@@ -40,6 +42,8 @@ DEFAULT_OUT: Final = "photon-dev"
     callback=duration,
     help="After the kill; without it, it stays down.",
 )
+@click.option("--console/--no-console", default=True, help="Serve a page that shows it.  [default: yes]")
+@click.option("--listen", default=LISTEN, show_default=True, metavar="HOST:PORT", help="Of the page.")
 @json_flag("JSON lines: a look a second, at last the summary.")
 def command(
     config: Path | None,
@@ -49,6 +53,8 @@ def command(
     kill_datacenter: str | None,
     after: float,
     restore_after: float | None,
+    console: bool,
+    listen: str,
     as_json: bool,
     **given: Any,
 ) -> int:
@@ -62,7 +68,7 @@ def command(
     from photon.core.settings import forgetting, parse_settings, read_document
     from photon.dev.checks import print_dev_summary
     from photon.dev.plan import named_replicas
-    from photon.dev.run import DevJob, Outage, run_dev
+    from photon.dev.run import DevJob, Doings, Outage, run_dev
     from photon.dev.view import View
 
     document = forgetting(read_document(config))
@@ -82,8 +88,16 @@ def command(
     if work is None:
         work = Path(settings.system.work) if described else out / ".photon"
     replicas = len(settings.replicas) or named_replicas(document)
-    job = DevJob(out, work, settings, replicas, datacenters=datacenters or 2, outage=outage, **given)
-    view = View(as_json)
+    view, doings, watch = View(as_json), Doings(), None
+    if console and is_installed():
+        watch = watch_of(listen, view.notice, doings.ask, lambda: doings.down)
+    elif console:
+        view.notice(f"no page shows this run: {MISSING}")
+    datacenters = datacenters or 2
+    job = DevJob(
+        out, work, settings, replicas, datacenters=datacenters, outage=outage, doings=doings, **given
+    )
+    job = replace(job, watch=watch)
     try:
         summary = run_dev(job, view)
     finally:

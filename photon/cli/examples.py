@@ -17,6 +17,10 @@ EXAMPLES: Final = {
     "demo": ("demo",),
     "bench": ("bench --quick", "bench registry"),
     "status": ("status --work out", "status --config photon.toml --watch"),
+    "console": (
+        "console --work out",
+        "console --config photon.toml --allow-actions",
+    ),
     "health": ("health 127.0.0.1:7430",),
     "explain": (
         "explain 10.1.0.1:1001:1700000024308642 --work out",

@@ -8,8 +8,11 @@ from typing import Any, Final
 
 import click
 
+from photon.cli.console import MISSING, is_installed, watch_of
 from photon.cli.options import json_flag, logs_option, path_option
+from photon.cluster.registry_access import notice
 from photon.cluster.statuses import print_summary
+from photon.core.errors import UsageError
 
 _SHOWN_BYTES: Final = 300
 
@@ -27,9 +30,12 @@ _SHOWN_BYTES: Final = 300
     "--sink", "sinks", multiple=True, metavar="URI", help="Publish joined events there, too; repeatable."
 )
 @click.option("--follow", is_flag=True, help="Go on tailing until Ctrl-C or SIGTERM.")
+@click.option("--console", metavar="HOST:PORT", help="With --follow: serve a page there that shows the run.")
 @click.option("--check", is_flag=True, help="Make nothing: show what a sample of the events would join with.")
 @json_flag("Print the summary as JSON.")
-def command(out: Path | None, follow: bool, check: bool, as_json: bool, **given: Any) -> int:
+def command(
+    out: Path | None, follow: bool, console: str | None, check: bool, as_json: bool, **given: Any
+) -> int:
     """Join each foreign event with the primary event it names; write it exactly once.
 
     Output: OUT/joined/<datacenter>/*.jsonl, and OUT/dead-letters/<datacenter>/*.jsonl for the rest.
@@ -45,7 +51,12 @@ def command(out: Path | None, follow: bool, check: bool, as_json: bool, **given:
         raise click.MissingParameter(param_hint="--out", param_type="option")
     from photon.cluster.run import join
 
-    summary = join(out=out, follow=follow, **given)
+    watch = None
+    if console is not None:
+        if not (follow and is_installed()):
+            raise UsageError(MISSING if follow else "--console is for --follow: else the run is soon over")
+        watch = watch_of(console, notice)
+    summary = join(out=out, follow=follow, watch=watch, **given)
     if as_json:
         click.echo(json.dumps(summary))
     else:

@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "demo": ("photon.cli.demo", "Join 328,521 real departures with the weather, in two datacenters."),
     "bench": ("photon.cli.bench", "Measure catch-up, steady rate and live latency on this machine."),
     "status": ("photon.cli.status", "Show what every process of a running system says of itself."),
+    "console": ("photon.cli.console", "Serve a web page that shows a running system."),
     "health": ("photon.cli.health", "Ask one process whether it serves."),
     "explain": ("photon.cli.explain", "Say all that is known of one foreign event."),
     "dead-letters": ("photon.cli.dead_letters:dead_letters", "List, show and replay what was not joined."),

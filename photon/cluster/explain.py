@@ -6,7 +6,7 @@ run that has ended its files tell.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -45,21 +45,31 @@ class Asked:
     primary_path: str
 
 
+FindJoined = Callable[[Asked, dict[str, str]], Iterable[dict[str, Any]]]
+"""As `joined_lines` without its directory."""
+
+
 def explain(
-    topology: Topology, event_id: str, primary_id: str | None, ended: Path | None = None
+    topology: Topology,
+    event_id: str,
+    primary_id: str | None,
+    ended: Path | None = None,
+    find_joined: FindJoined | None = None,
 ) -> dict[str, Any]:
     """Plain values: {id, joined, dead_letters, unreadable, not_here, registry, pending, primary}.
 
     `ended`: the work directory of a run that has ended: then its ledgers are read, its registry is started
-    for the question, and its event stores are not asked. `unreadable`: joined logs that can't be read, and
-    why; `not_here`: directories of joined logs and dead letters that are not on this machine; the others as
+    for the question, and its event stores are not asked. `find_joined`: who knows where joined lines are;
+    else all joined logs are looked through. `unreadable`: joined logs that can't be read, and why;
+    `not_here`: directories of joined logs and dead letters that are not on this machine; the others as
     their functions say.
     """
     settings = topology.settings
     packer = IdPacker(settings.ids.key.encode())
     asked = Asked(event_id, packer.pack([event_id]), settings.foreign.id, settings.foreign.primary_id)
     unreadable: dict[str, str] = {}
-    joined = list(joined_lines(Path(topology.output) / "joined", asked, unreadable))[:_PLACES_MAX]
+    find = find_joined or partial(joined_lines, Path(topology.output) / "joined")
+    joined = list(find(asked, unreadable))[:_PLACES_MAX]
     letters = list(letters_of(Path(topology.output) / "dead-letters", asked))[:_PLACES_MAX]
     network = topology.network("")
     ask = partial(pending, network=network) if ended is None else partial(waiting_in, topology)

@@ -113,6 +113,12 @@ def _termination() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+Watch = Callable[
+    [Topology, Path], contextlib.AbstractContextManager[Callable[[Sample, Mapping[str, str]], None]]
+]
+"""Opened for a run, with its work directory; is told what all processes said, and why some are silent."""
+
+
 class RunLoop:
     """The loop of a run: restarts what died, asks all processes, hands on what they have to say."""
 
@@ -133,6 +139,16 @@ class RunLoop:
         self._asked_s = float("-inf")
         self._answer: Future[Sample] | None = None
         self._hurried = False
+        self._watched: Callable[[Sample, Mapping[str, str]], None] = lambda *_: None
+
+    @contextlib.contextmanager
+    def watched(self, watch: Watch | None, work: Path) -> Iterator[None]:
+        """Within the block each look at the processes is told."""
+        if watch is None:
+            yield
+            return
+        with watch(self.cluster.topology, work) as self._watched:
+            yield
 
     def until(
         self,
@@ -159,6 +175,7 @@ class RunLoop:
         notices = self.cluster.supervisor.notices
         while notices:
             self._notice(notices.pop(0))
+        self._watched(sample, self.reader.why_silent)
         for name, status in sample.answered().items():
             for notice in (*status.get("notices", ()), status.get("storage_error")):
                 if notice:
@@ -285,13 +302,15 @@ def join(
     datacenters: int = 1,
     follow: bool = False,
     sinks: Sequence[str] = (),
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Join the logs that `foreign` matches with those that `primary` matches, as `photon join` does.
 
     `primary`, `foreign`: globs, or other sources (docs/connectors.md). Every foreign event is written once to
     OUT/joined/<datacenter>, or to OUT/dead-letters; a run that was cut off is resumed by the same call.
     `work` (OUT/.photon): the state to resume from; `config`: a photon.toml; `datacenters`: pipelines;
-    `follow`: go on until SIGINT or SIGTERM; `sinks`: URIs that joined lines are published to as well.
+    `follow`: go on until SIGINT or SIGTERM; `sinks`: URIs that joined lines are published to as well;
+    `watch`: is told how it goes on (photon.console).
     Call it from the main thread, which alone is told of signals.
 
     Returns the summary of docs/operating.md. Raises PhotonError; nothing is lost by that.
@@ -324,7 +343,8 @@ def join(
             work, out, settings, dict.fromkeys(names, settings.joiner.processes), ground.joined_before
         )
         check_leaders(work, settings)
-        return on_free_ports(partial(_join, topology, work, names, ground, display, began), display.notice)
+        attempt = partial(_join, topology, work, names, ground, display, began, watch)
+        return on_free_ports(attempt, display.notice)
 
 
 def _with_stdin(
@@ -342,7 +362,13 @@ def _with_stdin(
 
 
 def _join(
-    planned: Topology, work: Path, names: Sequence[str], ground: Ground, display: RunDisplay, began: float
+    planned: Topology,
+    work: Path,
+    names: Sequence[str],
+    ground: Ground,
+    display: RunDisplay,
+    began: float,
+    watch: Watch | None,
 ) -> dict[str, Any]:
     replicas = planned.settings.registry.replicas
     if not ground.joined_before:  # whose registry was founded
@@ -352,7 +378,8 @@ def _join(
     every_s = POLL_S if topology.drain else FOLLOWING_S
     with running(cluster, work, ground, topology.settings, display.notice, every_s) as loop:
         draining = _Draining(topology.drain, work, loop, display, began)
-        loop.until(draining.is_over, _DRAINED_BY)
+        with loop.watched(watch, work):
+            loop.until(draining.is_over, _DRAINED_BY if watch is None else tuple(ROLES))
         loop.until(Completing(loop.told_to_stop, display).is_over, ("joiner",))
     return _summary(topology, draining, ground.joined_before, display)
 

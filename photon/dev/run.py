@@ -5,9 +5,11 @@ OutagePlay (when to kill and restore) and Finishing (when all that was written h
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
@@ -20,11 +22,11 @@ from photon.cluster.preflight import (
     check_sources,
 )
 from photon.cluster.registry_replicas import clear_unfounded
-from photon.cluster.run import STALL_S, Ground, RunLoop, holding, running
+from photon.cluster.run import STALL_S, Ground, RunLoop, Watch, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
 from photon.connect.uris import is_source
-from photon.core.errors import UsageError
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
 from photon.dev.feeder import COPY_DELAY_S_MAX, EARLY, REPEATED, Feed, Feeder
@@ -36,6 +38,7 @@ SETTLED_S: Final = 3.0
 """Nothing has changed for so long: the rest waits for what may never come."""
 FED_SETTLED_S: Final = 15.0
 """The same of generated events, which all come to an end."""
+DOING_S_MAX: Final = 10.0
 FINISH_S_MAX: Final = 60.0
 """However it goes on, it is over then. Nothing is lost by that."""
 
@@ -115,6 +118,44 @@ def events_seen(row: PipelineFigures) -> int | None:
     return row.foreign_events + max(0, row.in_flight - row.pending)
 
 
+class Doings:
+    """Outages that are asked for while it runs, from any thread; done by the run's own."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[str, str, Future[str]]] = SimpleQueue()
+        self.down: list[str] = []
+        """Datacenters that are kept down."""
+
+    def ask(self, what: str, datacenter: str) -> str:
+        """`kill` or `restore` -> what came of it. UsageError; UnavailableError if the run is at its end."""
+        answer = Future[str]()
+        self._asked.put((what, datacenter, answer))
+        try:
+            return answer.result(DOING_S_MAX)
+        except TimeoutError as error:
+            raise UnavailableError("the run does nothing any more: it starts, or ends") from error
+
+    def step(self, cluster: LocalCluster) -> Iterator[str]:
+        """Do what was asked for; what to tell of it."""
+        while not self._asked.empty():
+            what, datacenter, answer = self._asked.get()
+            if answer.done():
+                continue
+            try:
+                if what == "kill":
+                    cluster.kill_datacenter(datacenter)
+                    self.down = sorted({*self.down, datacenter})
+                else:
+                    cluster.restore_datacenter(datacenter)
+                    self.down = [name for name in self.down if name != datacenter]
+            except UsageError as error:
+                answer.set_exception(error)
+                continue
+            told = f"datacenter {datacenter} is {'killed' if what == 'kill' else 'restored'}"
+            answer.set_result(told)
+            yield told
+
+
 @dataclass(frozen=True, slots=True)
 class DevJob:
     """What `photon dev` was asked for. `seconds` None: until it is told to stop.
@@ -134,6 +175,8 @@ class DevJob:
     seconds: float | None = None
     outage: Outage | None = None
     seed: int = 1
+    doings: Doings | None = None
+    watch: Watch | None = None
 
 
 def run_dev(job: DevJob, view: View) -> dict[str, Any]:
@@ -178,9 +221,10 @@ class _Run:
         renew = not job.settings.replicas
         with running(self._cluster, job.work, self._ground, job.settings, notice, SAMPLE_S, renew) as loop:
             try:
-                self._await_up(loop)
-                self._feed(loop)
-                self._finish(loop)
+                with loop.watched(job.watch, job.work):
+                    self._await_up(loop)
+                    self._feed(loop)
+                    self._finish(loop)
             finally:
                 self._end_feed()
             self.course.restarts = self._cluster.supervisor.restarts()
@@ -214,6 +258,10 @@ class _Run:
         while self._play is not None and (said := self._play.step(seconds)) is not None:
             self._view.notice(said)
             self.course.killed = self._play.killed
+        if self._job.doings is not None:
+            for said in self._job.doings.step(self._cluster):
+                self._view.notice(f"{said} after {seconds:.1f} s")
+                self.course.killed = self._job.doings.down
         return limit is not None and seconds >= limit
 
     def _end_feed(self) -> None:

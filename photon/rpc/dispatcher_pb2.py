@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/dispatcher.proto\x12\x14photon.dispatcher.v1\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"\x1d\n\x0ePendingRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"\x1f\n\x0fPendingResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\xb9\x01\n\nDispatcher\x12S\n\x06Status\x12#.photon.dispatcher.v1.StatusRequest\x1a$.photon.dispatcher.v1.StatusResponse\x12V\n\x07Pending\x12$.photon.dispatcher.v1.PendingRequest\x1a%.photon.dispatcher.v1.PendingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/dispatcher.proto\x12\x14photon.dispatcher.v1\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\".\n\x0ePendingRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0f\n\x07soonest\x18\x02 \x01(\r\"\x1f\n\x0fPendingResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\xb9\x01\n\nDispatcher\x12S\n\x06Status\x12#.photon.dispatcher.v1.StatusRequest\x1a$.photon.dispatcher.v1.StatusResponse\x12V\n\x07Pending\x12$.photon.dispatcher.v1.PendingRequest\x1a%.photon.dispatcher.v1.PendingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,9 +36,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSRESPONSE']._serialized_start=70
   _globals['_STATUSRESPONSE']._serialized_end=100
   _globals['_PENDINGREQUEST']._serialized_start=102
-  _globals['_PENDINGREQUEST']._serialized_end=131
-  _globals['_PENDINGRESPONSE']._serialized_start=133
-  _globals['_PENDINGRESPONSE']._serialized_end=164
-  _globals['_DISPATCHER']._serialized_start=167
-  _globals['_DISPATCHER']._serialized_end=352
+  _globals['_PENDINGREQUEST']._serialized_end=148
+  _globals['_PENDINGRESPONSE']._serialized_start=150
+  _globals['_PENDINGRESPONSE']._serialized_end=181
+  _globals['_DISPATCHER']._serialized_start=184
+  _globals['_DISPATCHER']._serialized_end=369
 # @@protoc_insertion_point(module_scope)

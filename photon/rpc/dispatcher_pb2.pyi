@@ -15,10 +15,12 @@ class StatusResponse(_message.Message):
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
 
 class PendingRequest(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "soonest")
     IDS_FIELD_NUMBER: _ClassVar[int]
+    SOONEST_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
-    def __init__(self, ids: _Optional[bytes] = ...) -> None: ...
+    soonest: int
+    def __init__(self, ids: _Optional[bytes] = ..., soonest: _Optional[int] = ...) -> None: ...
 
 class PendingResponse(_message.Message):
     __slots__ = ("json",)

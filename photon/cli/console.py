@@ -1,0 +1,104 @@
+"""`photon console`: a web page on a running system. What `join` and `dev` show it by, too."""
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from photon.cli.options import path_option, system_options
+from photon.cluster.topology import Topology, find_system
+from photon.core.errors import AddressInUseError, UsageError
+
+if TYPE_CHECKING:
+    from photon.cluster.run import Watch
+    from photon.cluster.statuses import Sample
+
+LISTEN: Final = "127.0.0.1:7480"
+_ANY_PORT: Final = "127.0.0.1:0"
+MISSING: Final = "the console needs starlette and uvicorn: pip install 'photon-joiner[console]'"
+
+
+def is_installed() -> bool:
+    """Whether what it needs is here."""
+    return all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn"))
+
+
+@click.command("console")
+@system_options
+@click.option("--listen", default=LISTEN, show_default=True, metavar="HOST:PORT", help="Where to serve it.")
+@click.option("--allow-actions", is_flag=True, help="Replay dead letters from the page. Else it only reads.")
+@path_option("--millwheel", help="Work directory of a `photon millwheel run` to show as well.")
+def command(
+    work: Path | None, config: Path | None, listen: str, allow_actions: bool, millwheel: Path | None
+) -> None:
+    """Serve a web page that shows a running system, until Ctrl-C (docs/console.md).
+
+    On this machine only; elsewhere with [tls] of --config, to clients with a certificate of its CA. Every
+    address answers with JSON, too: add ?format=json.
+    """
+    if not is_installed():
+        raise UsageError(MISSING)
+    from functools import partial
+
+    from photon.cluster.registry_access import notice
+    from photon.cluster.wheels import ask
+    from photon.console.server import Console, replaying
+
+    topology = find_system(work, config)
+    console = Console(
+        topology,
+        work or Path(topology.settings.system.work),
+        listen,
+        acts={"replay": replaying(topology)} if allow_actions else None,
+        millwheel=partial(ask, millwheel) if millwheel else None,
+        notice=notice,
+    )
+    console.start()
+    click.echo(f"console: {console.url}")
+    try:
+        console.wait()
+    except KeyboardInterrupt:
+        click.echo("", err=True)
+    finally:
+        console.stop()
+
+
+def watch_of(
+    listen: str,
+    notice: Callable[[str], None],
+    act: Callable[[str, str], str] | None = None,
+    down: Callable[[], list[str]] = list,
+) -> "Watch":
+    """A console for a run; on any port where the default one is taken. `act`: kills and restores."""
+    from photon.console.server import Console, replaying
+
+    def outage(what: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+        def done(asked: Mapping[str, Any]) -> Mapping[str, Any]:
+            assert act is not None
+            return {"told": act(what, str(asked.get("datacenter", "")))}
+
+        return done
+
+    @contextlib.contextmanager
+    def watch(topology: Topology, work: Path) -> "Iterator[Callable[[Sample, Mapping[str, str]], None]]":
+        acts = {}
+        if act is not None:
+            acts = {"kill": outage("kill"), "restore": outage("restore"), "replay": replaying(topology)}
+        shared: dict[str, Any] = {"ask": False, "acts": acts, "down": down, "notice": notice}
+        try:
+            console = Console(topology, work, listen, **shared)
+        except AddressInUseError:
+            if listen != LISTEN:
+                raise
+            console = Console(topology, work, _ANY_PORT, **shared)
+        console.start()
+        notice(f"console: {console.url}")
+        try:
+            yield console.pages.add
+        finally:
+            console.stop()
+
+    return watch

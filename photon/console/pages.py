@@ -1,0 +1,277 @@
+"""What each page tells, as plain values."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from dispatcher.client import DispatcherClient
+from photon.cluster.dead_letters import Filter, count_letters, read_letters
+from photon.cluster.explain import Asked, explain, joined_lines
+from photon.cluster.statuses import Sample, Status, fates_of, whole
+from photon.cluster.told import groups_of, line_of, verdict
+from photon.cluster.topology import Topology
+from photon.console.history import History
+from photon.console.index import JoinedIndex
+from photon.core.errors import UnavailableError, UsageError
+from photon.core.fates import LETTERS, Fate
+
+Query = Mapping[str, str]
+
+LETTERS_A_PAGE: Final = 50
+WAITING_SHOWN: Final = 200
+LINE_CHARS_MAX: Final = 4000
+FATES: Final = [fate.value for fate in Fate if fate in (*LETTERS, Fate.DUPLICATE)]
+_TIMEOUT_S: Final = 5.0
+_AGE_EDGES_S: Final = (1, 10, 60, 600, 3600, 86_400)
+_TRIES_EDGES: Final = (1, 3, 10, 30)
+
+
+class Pages:
+    """Thread-safe. `add` is told of each sample; `acts`: what this console may be asked to do, by name."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        index: JoinedIndex | None,
+        millwheel: Callable[[str, str], Mapping[str, Any]] | None = None,
+        acts: tuple[str, ...] = (),
+        down: Callable[[], list[str]] = list,
+    ) -> None:
+        """`millwheel`: asks a run of it (photon.cluster.wheels.ask). `down`: datacenters kept down."""
+        self._topology = topology
+        self._index = index
+        self._millwheel = millwheel
+        self._acts = acts
+        self._down = down
+        self._lock = Lock()
+        self._history = History()
+        self._sample: Sample | None = None
+        self._why_silent: Mapping[str, str] = {}
+        self._letters: dict[Path, tuple[object, list[dict[str, Any]]]] = {}
+
+    def add(self, sample: Sample, why_silent: Mapping[str, str]) -> None:
+        """What all processes have just said."""
+        with self._lock:
+            self._history.add(sample, time.time())
+            self._sample, self._why_silent = sample, dict(why_silent)
+
+    def _look(self) -> tuple[Sample, dict[str, dict[str, Any]]]:
+        with self._lock:
+            sample = self._sample
+        if sample is None:
+            raise UnavailableError("no process was asked yet; again in a moment")
+        rows = whole(sample.of("dispatcher"))
+        return sample, {row["datacenter"]: fates_of(row) for row in rows}
+
+    def now(self, query: Query) -> dict[str, Any]:
+        """{verdict, well, fates, history, processes, datacenters, acts}; of the history what is after ?after,
+        in seconds since 1970."""
+        sample, fates = self._look()
+        said = verdict(sample, fates)
+        with self._lock:
+            history = self._history.told(_number(query.get("after", "")))
+            why = dict(self._why_silent)
+        down = self._down()
+        return {
+            "verdict": said,
+            "well": said.startswith("all well"),
+            "fates": fates,
+            "history": history,
+            "processes": {
+                name: f"does not answer ({why.get(name, 'no answer yet')})"
+                if status is None
+                else line_of(status)
+                for name, status in sample.statuses.items()
+            },
+            "datacenters": {
+                name: "down" if name in down else "up"
+                for name in dict.fromkeys(
+                    [p.datacenter for p in self._topology.pipelines]
+                    + [replica.datacenter for replica in self._topology.replicas if replica.datacenter]
+                )
+            },
+            "acts": list(self._acts),
+        }
+
+    def event(self, query: Query) -> dict[str, Any]:
+        """As photon.cluster.explain, and {fate, timeline, seconds}; {} without an `id`."""
+        event_id = query.get("id", "").strip()
+        if not event_id:
+            return {"index": None if self._index is None else self._index.status()}
+        began = time.monotonic()
+        told = explain(self._topology, event_id, query.get("primary_id") or None, find_joined=self._find)
+        return {**told, **summed_up(told), "seconds": round(time.monotonic() - began, 4)}
+
+    def _find(self, asked: Asked, unreadable: dict[str, str]) -> Iterator[dict[str, Any]]:
+        found = self._index.find(asked.packed) if self._index is not None else []
+        if found:
+            return iter(found)
+        joined = Path(self._topology.output) / "joined"
+        indexed = self._index is not None and self._index.status()["caught_up"]
+        if indexed and next(joined.rglob("*.parquet"), None) is None:
+            return iter(())
+        return joined_lines(joined, asked, unreadable)
+
+    def waiting(self, _: Query) -> dict[str, Any]:
+        """{datacenters: {name: {waiting, bytes, paused, behind, unended, primary_logs, ages, tries, next,
+        silent}}}: `ages`, `tries` and `next` of the WAITING_SHOWN that are tried next."""
+        sample, _fates = self._look()
+        return {"datacenters": {p.datacenter: self._waits(p, sample) for p in self._topology.pipelines}}
+
+    def _waits(self, pipeline: Any, sample: Sample) -> dict[str, Any]:
+        own = [one for one in sample.of("dispatcher") if one["datacenter"] == pipeline.datacenter]
+        found: list[dict[str, Any]] = []
+        silent = []
+        for address in pipeline.dispatchers:
+            try:
+                with closing(DispatcherClient(address, _TIMEOUT_S, self._topology.network(""))) as client:
+                    found += client.soonest(WAITING_SHOWN)
+            except UnavailableError as error:
+                silent.append(str(error))
+        found = sorted(found, key=lambda one: int(one["due_us"]))[:WAITING_SHOWN]
+        now_us = time.time() * 1e6
+        ages = [(now_us - one["waiting_since_us"]) / 1e6 for one in found]
+        return {
+            "waiting": sum(one["pending"] for one in own),
+            "bytes": sum(one["waiting_bytes"] for one in own),
+            "paused": [one["paused"] for one in own if one["paused"]],
+            "behind": [one["backlog"] for one in own],
+            "unended": {name: why for one in own for name, why in one["unended"].items()},
+            "primary_logs": {
+                name: {
+                    "caught_up": one["caught_up"],
+                    "unended": one["unended"],
+                    "unreadable": one["unreadable"],
+                }
+                for name, one in sample.answered().items()
+                if name.startswith(f"eventstore-{pipeline.datacenter}")
+            },
+            "ages": _by(ages, _AGE_EDGES_S),
+            "tries": _by([one["tries"] for one in found], _TRIES_EDGES),
+            "next": [one | {"line": one["line"][:LINE_CHARS_MAX]} for one in found],
+            "silent": silent,
+        }
+
+    def dead_letters(self, query: Query) -> dict[str, Any]:
+        """{fates, kinds, letters, more, acts}: letters of ?datacenter, ?fate, ?reason, from ?skip on."""
+        home = Path(self._topology.output) / "dead-letters"
+        names = sorted(path.name for path in home.glob("*") if path.is_dir())
+        chosen = query.get("datacenter", "")
+        if chosen and chosen not in names:
+            raise UsageError(f"no dead letters of '{chosen}'; there are those of: {', '.join(names)}")
+        fates = tuple(Fate(fate) for fate in [query.get("fate", "")] if fate in FATES)
+        wanted = Filter(fates, query.get("reason", ""))
+        skip = int(query["skip"]) if query.get("skip", "").isdigit() else 0
+        letters = (
+            {
+                "datacenter": name,
+                "fate": letter.fate.value,
+                "reason": letter.reason,
+                "file": letter.file,
+                "offset": letter.offset,
+                "event": letter.line().decode("utf-8", "replace")[:LINE_CHARS_MAX],
+            }
+            for name in ([chosen] if chosen else names)
+            for _, letter in read_letters(home / name)
+            if wanted.takes(letter)
+        )
+        shown = list(islice(letters, skip, skip + LETTERS_A_PAGE + 1))
+        return {
+            "datacenters": names,
+            "fates": FATES,
+            "kinds": {name: self._kinds(home / name) for name in names},
+            "letters": shown[:LETTERS_A_PAGE],
+            "skip": skip,
+            "more": len(shown) > LETTERS_A_PAGE,
+            "acts": list(self._acts),
+        }
+
+    def _kinds(self, directory: Path) -> list[dict[str, Any]]:
+        """Counted anew when the letters have changed."""
+        seen = tuple(sorted((path.name, path.stat().st_size) for path in directory.iterdir()))
+        known = self._letters.get(directory)
+        if known is None or known[0] != seen:
+            known = self._letters[directory] = seen, count_letters(directory, Filter())
+        return known[1]
+
+    def registry(self, _: Query) -> dict[str, Any]:
+        """{replicas: what each says, or None; quorum}"""
+        sample, _fates = self._look()
+        replicas = {name: one for name, one in sample.statuses.items() if name.startswith("registry")}
+        return {"replicas": replicas, "quorum": sample.has_quorum()}
+
+    def members(self, _: Query) -> dict[str, Any]:
+        """{groups, processes: {name: what it says}}: who has which shares."""
+        sample, _fates = self._look()
+        rest = {name: one for name, one in sample.statuses.items() if not name.startswith("registry")}
+        return {
+            "groups": dict(groups_of(sample)),
+            "processes": {name: _brief(one) for name, one in rest.items()},
+        }
+
+    def millwheel(self, query: Query) -> dict[str, Any]:
+        """{status, why}: `why` of the computation ?name. {} where there is none."""
+        if self._millwheel is None:
+            return {}
+        name = query.get("name", "")
+        return {
+            "status": self._millwheel("status", ""),
+            "why": self._millwheel("why", name) if name else None,
+        }
+
+
+def summed_up(told: Mapping[str, Any]) -> dict[str, Any]:
+    """{fate, timeline: [{time_us, datacenter, what}]} of what photon.cluster.explain has found. Pure."""
+    timeline: list[dict[str, Any]] = []
+
+    def add(time_us: int, datacenter: str, what: str) -> None:
+        timeline.append({"time_us": time_us, "datacenter": datacenter, "what": what})
+
+    registry = told["registry"]
+    registered = isinstance(registry, dict) and "time_us" in registry
+    if registered:
+        by = registry["process"] or registry["joiner"]
+        add(registry["time_us"], "", f"registered by {by}, in shard {registry['shard']}")
+    waits = []
+    for datacenter, row in told["pending"].items():
+        if row is None or "silent" in row:
+            continue
+        waits.append(datacenter)
+        add(row["waiting_since_us"], datacenter, f"read from {row['file']}, and its primary was not there")
+        add(row["due_us"], datacenter, f"is tried again, after {row['tries']} tries")
+    if told["joined"]:
+        fate = "joined"
+    elif told["dead_letters"]:
+        fate = told["dead_letters"][0]["fate"]
+    elif waits:
+        fate = "waits"
+    elif registered:
+        fate = "registered, and no line is here"
+    else:
+        fate = "not known"
+    return {"fate": fate, "timeline": sorted(timeline, key=lambda row: int(row["time_us"]))}
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _by(values: list[Any], edges: tuple[int, ...]) -> list[dict[str, Any]]:
+    """How many are below each edge, and in the last how many are not."""
+    found = Counter(next((edge for edge in edges if value < edge), None) for value in values)
+    return [{"below": edge, "count": found[edge]} for edge in (*edges, None)]
+
+
+def _brief(status: Status | None) -> dict[str, Any] | None:
+    """What has a line: no histograms."""
+    if status is None:
+        return None
+    return {"line": line_of(status), "lease": status.get("lease"), "serves": status.get("serves")}

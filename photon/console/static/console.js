@@ -1,0 +1,380 @@
+// The console's pages: each is drawn from the JSON that its own address gives. Nothing of it becomes HTML: texts
+// of logs are anybody's.
+"use strict";
+
+const page = document.getElementById("page");
+const link = document.getElementById("link");
+const token = document.querySelector('meta[name="photon-token"]').content;
+const query = new URLSearchParams(location.search);
+const COLOURS = ["#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a"];
+const POINTS_MAX = 600;
+
+function el(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+const number = (value) => (value === null || value === undefined ? "" : value.toLocaleString("en"));
+const when = (us) => new Date(us / 1000).toISOString().replace("T", " ").replace("Z", " UTC");
+
+function table(heads, rows, empty = "none") {
+  if (!rows.length) return el("p", { class: "faint" }, empty);
+  const numeric = (cell) => typeof cell === "number";
+  const columns = heads.map((_, at) => rows.every((row) => numeric(row[at])));
+  const cell = (value, at) => el("td", { class: columns[at] ? "number" : null }, numeric(value) ? number(value) : value ?? "");
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": heads.filter(Boolean).join(", ") },
+    el("table", {},
+      el("thead", {}, el("tr", {}, heads.map((head, at) => el("th", { scope: "col", class: columns[at] ? "number" : null }, head)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell))))));
+}
+
+const card = (title, ...children) => el("section", { class: "card" }, el("h2", {}, title), ...children);
+
+function slot(name) {
+  // A part of the page that is drawn again and again; what stands around it keeps its focus.
+  let found = document.getElementById(`slot-${name}`);
+  if (!found) page.append((found = el("div", { id: `slot-${name}` })));
+  return found;
+}
+
+function draw(name, ...children) {
+  const place = slot(name);
+  const had = place.contains(document.activeElement) ? document.activeElement.getAttribute("data-key") : null;
+  place.replaceChildren(...children);
+  if (had) place.querySelector(`[data-key="${CSS.escape(had)}"]`)?.focus();
+}
+
+const failed = (told) => {
+  if (!told || !told.error) return false;
+  draw("error", el("p", { class: "verdict", role: "alert" }, told.error));
+  return true;
+};
+
+function stream(show) {
+  const source = new EventSource(location.pathname + location.search);
+  source.onmessage = (event) => {
+    link.textContent = "";
+    const told = JSON.parse(event.data);
+    if (failed(told)) return;
+    draw("error");
+    show(told);
+  };
+  source.onerror = () => { link.textContent = "not connected; trying again"; };
+}
+
+async function once(show) {
+  const answer = await fetch(location.pathname + location.search, { headers: { Accept: "application/json" } });
+  const told = await answer.json();
+  if (!failed(told)) show(told);
+}
+
+async function act(name, asked) {
+  const answer = await fetch(`/actions/${name}`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Photon-Token": token },
+    body: JSON.stringify(asked),
+  });
+  return answer.json();
+}
+
+// -- now -----------------------------------------------------------------------------------------------------------
+
+const history = { times: [], datacenters: {} };
+const plots = {};
+
+function remember(news) {
+  const before = history.times.length;
+  history.times.push(...news.times);
+  history.edges = news.edges_ms;
+  for (const [name, columns] of Object.entries(news.datacenters)) {
+    const own = (history.datacenters[name] ??= {});
+    for (const [key, values] of Object.entries(columns)) {
+      own[key] ??= Array(before).fill(null);
+      own[key].push(...values);
+    }
+  }
+  const over = history.times.length - POINTS_MAX;
+  if (over > 0) {
+    history.times.splice(0, over);
+    for (const own of Object.values(history.datacenters)) for (const values of Object.values(own)) values.splice(0, over);
+  }
+}
+
+function plot(title, key) {
+  const names = Object.keys(history.datacenters);
+  const place = slot("charts");
+  const id = `${key}-${names.join(",")}`;
+  const data = [history.times, ...names.map((name) => history.datacenters[name][key])];
+  if (plots[key]?.id === id) {
+    plots[key].chart.setData(data);
+    return;
+  }
+  plots[key]?.box.remove();
+  const box = card(title);
+  const holder = el("div", { role: "img", "aria-label": title });
+  box.append(holder);
+  if (!place.classList.contains("grid")) place.classList.add("grid");
+  place.append(box);
+  const ink = getComputedStyle(document.body).color;
+  const axis = { stroke: ink, grid: { stroke: "rgba(128,128,128,.25)" }, ticks: { stroke: "rgba(128,128,128,.25)" } };
+  const series = names.map((name, at) => ({ label: name, stroke: COLOURS[at % COLOURS.length], width: 2 }));
+  const size = () => ({ width: Math.max(220, holder.clientWidth), height: 180 });
+  const chart = new uPlot({ ...size(), series: [{}, ...series], axes: [axis, { ...axis, size: 60 }], cursor: { drag: { x: false } } }, data, holder);
+  new ResizeObserver(() => chart.setSize(size())).observe(holder);
+  plots[key] = { id, chart, box };
+}
+
+function heat() {
+  // Latency over time: a column a step, a row a bucket, as dark as the share of the step's events in it.
+  const place = slot("heat");
+  if (!place.firstChild) {
+    place.append(card("Latency: from the line read to the joined line",
+      el("canvas", { class: "heat", role: "img", "aria-label": "Latency over time" }), el("p", { id: "latency", class: "faint" })));
+  }
+  const canvas = place.querySelector("canvas");
+  const ratio = window.devicePixelRatio || 1;
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  const edges = history.edges;
+  const steps = history.times.map((_, at) => {
+    const sum = edges.map(() => 0);
+    for (const own of Object.values(history.datacenters)) (own.latencies[at] || []).forEach((count, row) => { sum[row] += count; });
+    return sum;
+  });
+  let top = 14;
+  for (const counts of steps) counts.forEach((count, row) => { if (count) top = Math.max(top, row + 1); });
+  const [left, across, high] = [52, Math.max(60, history.times.length), height / Math.min(edges.length, top)];
+  const wide = (width - left) / across;
+  steps.forEach((counts, at) => {
+    const all = counts.reduce((a, b) => a + b, 0);
+    counts.forEach((count, row) => {
+      if (!count) return;
+      pen.fillStyle = `rgba(217, 95, 2, ${0.12 + 0.88 * Math.sqrt(count / all)})`;
+      pen.fillRect(left + at * wide, height - (row + 1) * high, Math.ceil(wide), Math.max(1, high - 0.5));
+    });
+  });
+  pen.fillStyle = getComputedStyle(document.body).color;
+  pen.font = "11px system-ui";
+  const shown = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
+  for (let row = 0; row < top; row += 4) pen.fillText(shown(edges[row]), 0, height - row * high - 2);
+  const last = edges.map((_, row) => steps.slice(-30).reduce((sum, counts) => sum + counts[row], 0));
+  const all = last.reduce((a, b) => a + b, 0);
+  const below = (share) => { let seen = 0; return edges[last.findIndex((count) => (seen += count) >= share * all)]; };
+  document.getElementById("latency").textContent = all
+    ? `of the last minute: half below ${shown(below(0.5))}, 99 % below ${shown(below(0.99))}` : "nothing was joined in the last minute";
+}
+
+function buttons(told) {
+  if (!told.acts.includes("kill")) return [];
+  const made = Object.entries(told.datacenters).map(([name, state]) => {
+    const kills = state === "up";
+    const doit = async () => {
+      const said = await act(kills ? "kill" : "restore", { datacenter: name });
+      draw("said", el("p", { role: "status" }, said.error || said.told));
+    };
+    return el("button", { class: kills ? "danger" : null, "data-key": `act-${name}`, onclick: doit }, `${kills ? "Kill" : "Restore"} ${name}`);
+  });
+  return [el("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "Outages" }, ...made.map((one) => { one.type = "button"; return one; }))];
+}
+
+function now() {
+  page.append(el("h1", {}, "Now"));
+  for (const name of ["verdict", "acts", "said", "charts", "heat", "fates", "processes"]) slot(name);
+  stream((told) => {
+    remember(told.history);
+    draw("verdict", el("p", { class: `verdict ${told.well ? "well" : ""}`, role: "status" }, told.verdict));
+    draw("acts", ...buttons(told));
+    plot("Joined a second", "joined_per_s");
+    plot("Events that wait", "waiting");
+    plot("Seconds behind the logs", "behind_s");
+    plot("Joins in vain", "wasted");
+    heat();
+    const rows = Object.entries(told.fates).map(([name, row]) => [
+      name, row.foreign_events,
+      Object.entries(row.fates).filter(([, count]) => count).map(([fate, count]) => `${fate} ${number(count)}`).join(" + "),
+      row.adds_up ? el("span", { class: "good" }, "adds up") : el("span", { class: "bad" }, "DOES NOT ADD UP"),
+    ]);
+    draw("fates", card("What became of every event", table(["datacenter", "events read", "fates", ""], rows)));
+    draw("processes", card("Processes", table(["process", "says"], Object.entries(told.processes))));
+  });
+}
+
+// -- one event -----------------------------------------------------------------------------------------------------
+
+const field = (name, label, value, more = {}) => el("label", {}, label, el("input", { name, value, autocomplete: "off", ...more }));
+
+function pretty(line) {
+  try { return el("pre", {}, JSON.stringify(JSON.parse(line), null, 1)); } catch { return el("pre", {}, line ?? ""); }
+}
+
+function event() {
+  page.append(el("h1", {}, "Event"), el("form", { role: "search" },
+    field("id", "Id of a foreign event", query.get("id") || "", { autofocus: "", size: 30 }),
+    field("primary_id", "of its primary, if no log has it yet", query.get("primary_id") || ""),
+    el("button", {}, "Explain")));
+  once((told) => {
+    if (!told.id) {
+      if (told.index) draw("index", el("p", { class: "faint" }, `${number(told.index.events)} joined events are known here`));
+      return;
+    }
+    const found = told.joined.length || told.dead_letters.length;
+    draw("fate", el("p", { class: `verdict ${told.joined.length ? "well" : ""}`, role: "status" }, `${told.id}: ${told.fate}`,
+      el("span", { class: "faint" }, `  (asked for ${Math.round(told.seconds * 1000)} ms)`)));
+    const primary = Object.entries(told.primary?.datacenters || {});
+    const line = primary.map(([, one]) => one.line).find(Boolean);
+    const own = told.joined[0]?.line || told.dead_letters[0]?.event || Object.values(told.pending).map((one) => one?.line).find(Boolean);
+    draw("pair", el("div", { class: "grid" },
+      card(told.joined.length ? "The joined line" : "The foreign event", own ? pretty(own) : el("p", { class: "faint" }, "no log here has it"),
+        ...told.joined.map((one) => el("p", { class: "faint" }, `${one.datacenter}: ${one.file}, ${one.row === undefined ? `byte ${number(one.offset)}` : `row ${number(one.row)}`}`))),
+      card("Its primary event", line ? pretty(line) : el("p", { class: "faint" }, told.primary ? "is not there" : "not known which"),
+        table(["datacenter", "event store says"], primary.map(([name, one]) => [name, one.silent || one.outcome])))));
+    draw("letters", found && !told.dead_letters.length ? null : card("Dead letters",
+      table(["datacenter", "fate", "why", "log"], told.dead_letters.map((one) => [one.datacenter, one.fate, one.reason, `${one.file}:${one.offset}`]))));
+    draw("timeline", card("What happened, in every datacenter", table(["time", "datacenter", "what"],
+      told.timeline.map((row) => [when(row.time_us), row.datacenter || "registry", row.what]), "nothing is known of it")));
+    const waits = Object.entries(told.pending).filter(([, one]) => one).map(([name, one]) =>
+      one.silent ? [name, one.silent, "", ""] : [name, `since ${when(one.waiting_since_us)}`, `${one.tries} tries`, `next ${when(one.due_us)}`]);
+    if (waits.length) draw("waits", card("Waits", table(["datacenter", "", "", ""], waits)));
+    const not = [...told.not_here, ...Object.entries(told.unreadable).map(([path, why]) => `${path}: ${why}`)];
+    if (not.length) draw("not", card("Not looked at", table([""], not.map((path) => [path]))));
+  });
+}
+
+// -- what waits ----------------------------------------------------------------------------------------------------
+
+function waiting() {
+  page.append(el("h1", {}, "Waiting"));
+  stream((told) => {
+    for (const [name, one] of Object.entries(told.datacenters)) {
+      const ages = one.ages.map((row) => [row.below ? `younger than ${number(row.below)} s` : "older", row.count]);
+      const tries = one.tries.map((row) => [row.below ? `fewer than ${row.below} tries` : "more", row.count]);
+      const logs = [
+        ...Object.entries(one.unended).map(([file, why]) => [file, why]),
+        ...Object.entries(one.primary_logs).flatMap(([store, row]) => [
+          [store, row.caught_up ? "has read all primary logs" : "is behind: it reads primary logs"],
+          ...Object.entries({ ...row.unended, ...row.unreadable }).map(([file, why]) => [file, why])]),
+        ...one.paused.map((why) => ["reading pauses", why]),
+        ...one.silent.map((why) => ["no answer", why])];
+      draw(`dc-${name}`, el("h2", {}, `${name}: ${number(one.waiting)} events wait, ${number(one.bytes)} bytes`),
+        el("div", { class: "grid" }, card("Of those tried next, by age", table(["", "events"], ages)),
+          card("by tries", table(["", "events"], tries)), card("Logs", table(["", ""], logs))),
+        card("Tried next", table(["event", "since", "tries", "next", "log"], one.next.slice(0, 50).map((row) => [
+          el("code", {}, row.line.slice(0, 200)), when(row.waiting_since_us), row.tries, when(row.due_us), `${row.file}:${row.offset}`]))));
+    }
+  });
+}
+
+// -- dead letters --------------------------------------------------------------------------------------------------
+
+function deadLetters() {
+  page.append(el("h1", {}, "Dead letters"));
+  const choice = (name, label, values) => el("label", {}, label, el("select", { name },
+    el("option", { value: "" }, "all"), values.map((value) => el("option", { value, selected: value === query.get(name) ? "" : null }, value))));
+  once((told) => {
+    draw("form", el("form", { role: "search" }, choice("datacenter", "Datacenter", told.datacenters), choice("fate", "Fate", told.fates),
+      field("reason", "Reason has", query.get("reason") || ""), el("button", {}, "Show")));
+    const to = (changes) => `?${new URLSearchParams({ ...Object.fromEntries(query), ...changes })}`;
+    const kinds = Object.entries(told.kinds).flatMap(([name, rows]) => rows.map((row) => [
+      name, row.log, row.fate, el("a", { href: to({ datacenter: name, fate: row.fate, skip: 0 }) }, row.reason), row.count, row.replayed]));
+    draw("kinds", card("By reason", table(["datacenter", "log", "fate", "why", "letters", "replayed"], kinds, "no dead letters")));
+    if (told.acts.includes("replay") && told.datacenters.length) draw("replay", replayForm(told));
+    draw("letters", card("Letters", table(["datacenter", "fate", "why", "log", "event"], told.letters.map((one) => [
+      one.datacenter, one.fate, one.reason, `${one.file}:${one.offset}`, el("code", {}, one.event.slice(0, 400))])),
+    el("p", {}, told.skip ? el("a", { href: to({ skip: Math.max(0, told.skip - 50) }) }, "newer page ") : "",
+      told.more ? el("a", { href: to({ skip: told.skip + 50 }) }, "next page") : "")));
+  });
+}
+
+function replayForm(told) {
+  const form = el("form", { "aria-label": "Replay", onsubmit: (event) => event.preventDefault() });
+  const names = told.datacenters.filter((name) => !query.get("datacenter") || name === query.get("datacenter"));
+  const doit = (dry) => async () => {
+    const said = [];
+    for (const datacenter of names) {
+      const done = await act("replay", { datacenter, fate: query.get("fate") || "", reason: query.get("reason") || "", dry_run: dry });
+      said.push(`${datacenter}: ${done.error || (dry ? `${number(done.would_replay)} would be tried again` : `${number(done.replayed)} are tried again`)}`);
+    }
+    draw("replayed", el("p", { role: "status" }, said.join("; ")));
+  };
+  form.append(el("button", { type: "button", onclick: doit(true) }, "How many would be replayed"),
+    el("button", { type: "button", class: "danger", onclick: doit(false) }, "Replay what is shown"));
+  return form;
+}
+
+// -- registry, members, millwheel ----------------------------------------------------------------------------------
+
+function registry() {
+  page.append(el("h1", {}, "Registry"));
+  stream((told) => {
+    draw("quorum", el("p", { class: `verdict ${told.quorum ? "well" : ""}`, role: "status" },
+      told.quorum ? "every shard and the directory have a quorum" : "NO QUORUM: nothing is registered"));
+    const replicas = Object.entries(told.replicas).map(([name, one]) => (one
+      ? [name, one.directory.is_leader ? "leads the directory" : "", one.shards.filter((s) => s.is_leader).map((s) => s.shard).join(" ") || "no shard", one.queue]
+      : [name, "does not answer", "", 0]));
+    draw("replicas", card("Replicas", table(["replica", "", "leads shards", "queue"], replicas)));
+    const known = Object.values(told.replicas).filter(Boolean);
+    if (!known.length) return;
+    const best = known.find((one) => one.directory.is_leader) || known[0];
+    const shards = new Map();
+    for (const one of known) for (const shard of one.shards) if (!shards.has(shard.shard) || shard.is_leader) shards.set(shard.shard, shard);
+    draw("shards", card("Shards", table(["shard", "leader", "quorum", "ids", "of these in files", "bytes of files", "commits", "forgets events before"],
+      [...shards.values()].sort((a, b) => a.shard - b.shard).map((one) => [
+        one.shard, one.leader, one.has_quorum ? "yes" : "NO", one.ids, one.segments, one.file_bytes, one.commits, one.boundary_us > 0 ? when(one.boundary_us) : "none"]))));
+    const d = best.directory;
+    draw("directory", card("Directory", table(["", ""], [
+      ["version of the configuration", number(best.version)], ["protocol", number(best.protocol)], ["leases", number(d.leases)], ["fences", number(d.fences)],
+      ["resharding", d.resharding ? `to ${d.resharding[1]}` : "none under way"], ["replacing", d.replacing ? `${d.replacing[0]} by ${d.replacing[1]}` : "nobody"],
+      ...Object.entries(best.sets).map(([name, set]) => [`set ${name}`, `shards ${set.shards.join(" ") || "none"}${set.retiring ? ", RETIRING" : ""}`]),
+      ...Object.entries(d.holding).map(([name, seconds]) => [`held back by ${name}`, `${number(Math.round(seconds))} s`])])));
+    const gone = known.flatMap((one) => one.gone_joiners || []);
+    if (gone.length) draw("gone", card("Joiners that are gone", table(["joiner", "events"], gone.map((one) => [one.address, one.events]))));
+  });
+}
+
+function members() {
+  page.append(el("h1", {}, "Members and shares"));
+  stream((told) => {
+    const groups = Object.entries(told.groups).flatMap(([group, one]) => [
+      ...Object.entries(one.members).map(([name, shares]) => [group, name, shares.join(" ") || "none", one.leaving.includes(name) ? "leaves" : ""]),
+      ...one.unowned.map((share) => [group, "NOBODY", String(share), ""]),
+      ...Object.entries(one.moving).map(([share, heir]) => [group, `moves to ${heir}`, share, ""])]);
+    draw("groups", card("Shares of the logs", table(["group", "member", "shares", ""], groups, "one dispatcher machine a datacenter: no shares move")));
+    draw("processes", card("Processes", table(["process", "says"], Object.entries(told.processes).map(([name, one]) => [
+      name, one ? one.line : el("span", { class: "bad" }, "does not answer")]))));
+  });
+}
+
+function millwheel() {
+  page.append(el("h1", {}, "MillWheel"));
+  stream((told) => {
+    if (!told.status) {
+      draw("none", el("p", { class: "faint" }, "No run of MillWheel was named: photon console --millwheel WORK."));
+      return;
+    }
+    const s = told.status;
+    draw("head", el("p", {}, `${s.topology}, ${s.workers} workers, ${s.restarts} restarts`));
+    const behind = (mark) => (mark.lag_s > 60 ? "bad" : mark.lag_s > 10 ? "" : "good");
+    draw("stages", card("Computations", table(["", "low watermark", "behind now", "records", "produced", "late", "dead letters"],
+      Object.entries(s.low_watermarks).map(([name, mark]) => {
+        const counts = s.counts[name] || {};
+        return [el("a", { href: `?name=${encodeURIComponent(name)}` }, name),
+          mark.low_watermark_us === null ? mark.state : when(mark.low_watermark_us),
+          mark.low_watermark_us === null ? "" : el("span", { class: behind(mark) }, `${number(Math.round(mark.lag_s * 10) / 10)} s`),
+          counts.records || 0, counts.produced || 0, counts.late || 0, counts.dead_letters || 0];
+      }))));
+    if (told.why) draw("why", card(`What holds ${query.get("name")}`, el("pre", {}, told.why.chain.map((one) => JSON.stringify(one)).join("\n"))));
+  });
+}
+
+const pages = { "/": now, "/event": event, "/waiting": waiting, "/dead-letters": deadLetters, "/registry": registry, "/members": members, "/millwheel": millwheel };
+for (const one of document.querySelectorAll("nav a")) if (one.getAttribute("href") === location.pathname) one.setAttribute("aria-current", "page");
+document.title = `${document.querySelector("nav a[aria-current]")?.textContent || "Photon"} - Photon`;
+pages[location.pathname]?.();
