@@ -50,7 +50,8 @@ def verdict(sample: Sample, fates: Mapping[str, Status]) -> str:
         more = f"; and {len(wrong) - _WRONG_MAX} more below" if len(wrong) > _WRONG_MAX else ""
         return f"NOT WELL: {'; '.join(wrong[:_WRONG_MAX])}{more}"
     waiting = max((row["fates"]["pending"] for row in fates.values()), default=0)
-    return f"all well: {len(sample.answered())} processes answer, {waiting:,} events wait to be joined"
+    waits = "event waits" if waiting == 1 else "events wait"
+    return f"all well: {len(sample.answered())} processes answer, {waiting:,} {waits} to be joined"
 
 
 def fates_line(row: Status) -> str:

@@ -117,7 +117,7 @@ def make_app(pages: Pages, hosts: Sequence[str], acts: Mapping[str, Act], audit:
             return JSONResponse({"error": why}, 403 if not acts else 404)
         origin = request.headers.get("origin")
         foreign = origin is not None and origin.partition("://")[2] != request.headers.get("host")
-        if foreign or not hmac.compare_digest(request.headers.get(TOKEN_HEADER, ""), token):
+        if foreign or not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
             return JSONResponse({"error": "not asked for by this console's own page"}, 403)
         asked = await _body(request)
         if asked is None:

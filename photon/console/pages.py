@@ -17,8 +17,10 @@ from photon.cluster.told import groups_of, line_of, verdict
 from photon.cluster.topology import Topology
 from photon.console.history import History
 from photon.console.index import JoinedIndex
+from photon.core.columns import unpack_times
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import LETTERS, Fate
+from photon.logs.formats import json_lines
 
 Query = Mapping[str, str]
 
@@ -105,7 +107,15 @@ class Pages:
             return {"index": None if self._index is None else self._index.status()}
         began = time.monotonic()
         told = explain(self._topology, event_id, query.get("primary_id") or None, find_joined=self._find)
-        return {**told, **summed_up(told), "seconds": round(time.monotonic() - began, 4)}
+        told |= summed_up(told, self._own_time(told))
+        return {**told, "seconds": round(time.monotonic() - began, 4)}
+
+    def _own_time(self, told: Mapping[str, Any]) -> int | None:
+        """What the event says of its time, us."""
+        lines = [row["line"] for row in told["joined"]] + [row["event"] for row in told["dead_letters"]]
+        lines += [row["line"] for row in told["pending"].values() if row and "line" in row]
+        read = json_lines(self._topology.settings).parse_foreign("\n".join(lines[:1]).encode())
+        return int(unpack_times(read.times)[0]) if read.times else None
 
     def _find(self, asked: Asked, unreadable: dict[str, str]) -> Iterator[dict[str, Any]]:
         found = self._index.find(asked.packed) if self._index is not None else []
@@ -225,18 +235,20 @@ class Pages:
         }
 
 
-def summed_up(told: Mapping[str, Any]) -> dict[str, Any]:
+def summed_up(told: Mapping[str, Any], own_us: int | None) -> dict[str, Any]:
     """{fate, timeline: [{time_us, datacenter, what}]} of what photon.cluster.explain has found. Pure."""
     timeline: list[dict[str, Any]] = []
 
     def add(time_us: int, datacenter: str, what: str) -> None:
         timeline.append({"time_us": time_us, "datacenter": datacenter, "what": what})
 
+    if own_us is not None:
+        add(own_us, "", "the event's own time")
     registry = told["registry"]
     registered = isinstance(registry, dict) and "time_us" in registry
     if registered:
         by = registry["process"] or registry["joiner"]
-        add(registry["time_us"], "", f"registered by {by}, in shard {registry['shard']}")
+        add(registry["time_us"], "registry", f"registered by {by}, in shard {registry['shard']}")
     waits = []
     for datacenter, row in told["pending"].items():
         if row is None or "silent" in row:

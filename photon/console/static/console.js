@@ -45,7 +45,7 @@ function slot(name) {
 function draw(name, ...children) {
   const place = slot(name);
   const had = place.contains(document.activeElement) ? document.activeElement.getAttribute("data-key") : null;
-  place.replaceChildren(...children);
+  place.replaceChildren(...children.filter(Boolean));
   if (had) place.querySelector(`[data-key="${CSS.escape(had)}"]`)?.focus();
 }
 
@@ -226,8 +226,8 @@ function event() {
       return;
     }
     const found = told.joined.length || told.dead_letters.length;
-    draw("fate", el("p", { class: `verdict ${told.joined.length ? "well" : ""}`, role: "status" }, `${told.id}: ${told.fate}`,
-      el("span", { class: "faint" }, `  (asked for ${Math.round(told.seconds * 1000)} ms)`)));
+    draw("fate", el("p", { class: `verdict ${told.joined.length ? "well" : ""}`, role: "status" }, `${told.id}: ${told.fate} `,
+      el("span", { class: "faint" }, `(asked for ${Math.round(told.seconds * 1000)} ms)`)));
     const primary = Object.entries(told.primary?.datacenters || {});
     const line = primary.map(([, one]) => one.line).find(Boolean);
     const own = told.joined[0]?.line || told.dead_letters[0]?.event || Object.values(told.pending).map((one) => one?.line).find(Boolean);
@@ -239,7 +239,7 @@ function event() {
     draw("letters", found && !told.dead_letters.length ? null : card("Dead letters",
       table(["datacenter", "fate", "why", "log"], told.dead_letters.map((one) => [one.datacenter, one.fate, one.reason, `${one.file}:${one.offset}`]))));
     draw("timeline", card("What happened, in every datacenter", table(["time", "datacenter", "what"],
-      told.timeline.map((row) => [when(row.time_us), row.datacenter || "registry", row.what]), "nothing is known of it")));
+      told.timeline.map((row) => [when(row.time_us), row.datacenter, row.what]), "nothing is known of it")));
     const waits = Object.entries(told.pending).filter(([, one]) => one).map(([name, one]) =>
       one.silent ? [name, one.silent, "", ""] : [name, `since ${when(one.waiting_since_us)}`, `${one.tries} tries`, `next ${when(one.due_us)}`]);
     if (waits.length) draw("waits", card("Waits", table(["datacenter", "", "", ""], waits)));

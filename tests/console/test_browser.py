@@ -1,0 +1,194 @@
+"""The console in a real browser, on a real system: every page, an event explained, a datacenter killed."""
+
+import json
+import os
+import re
+import shutil
+import signal
+
+import pytest
+
+from tests.ports import paired_ports
+from tests.system import PHOTON, Processes, photon
+from tests.waiting import wait_until
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SCREENSHOTS = os.environ.get("PHOTON_SCREENSHOTS")
+"""A directory: the pages are kept there, for the docs."""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH: apt install chromium"),
+]
+
+
+class Dev(Processes):
+    """`photon dev` with two datacenters, and some lines that are no events."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.address, self.out = f"127.0.0.1:{paired_ports(1)[0]}", root / "out"
+        self.work = self.out / ".photon"
+        self.launch(
+            "dev", [*PHOTON, "dev", "--out", str(self.out), "--listen", self.address, "--for", "250s"]
+        )
+        clicks = self.work / "logs-east" / "clicks"
+        wait_until(clicks.is_dir, what=self.told)
+        (clicks / "broken.jsonl").write_bytes(b"".join(b'{"no": "id", "n": %d}\n' % n for n in range(60)))
+        wait_until(lambda: any(self.joined()), what=self.told)
+
+    def joined(self):
+        for path in sorted((self.out / "joined").glob("*/*.jsonl")):
+            for line in path.read_bytes().splitlines():
+                yield json.loads(line)["id"]
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory):
+    made = Dev(tmp_path_factory.mktemp("dev"))
+    yield made
+    made.signal(signal.SIGTERM, "dev")
+    try:
+        assert made.process("dev").wait(60) == 0, made.told()
+    finally:
+        made.kill()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield made
+        made.close()
+
+
+@pytest.fixture(params=[(1200, "light"), (320, "dark")], ids=lambda shape: f"{shape[0]}px-{shape[1]}")
+def page(request, browser, dev):
+    width, colours = request.param
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colours)
+    page = context.new_page()
+    wrong = []
+    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.set_default_timeout(30_000)
+    page.at = lambda path: page.goto(f"http://{dev.address}{path}")
+    yield page
+    name = re.sub(r"\W+", "-", request.node.name.partition("[")[0].removeprefix("test_"))
+    if SCREENSHOTS and width == 1200:
+        page.screenshot(path=f"{SCREENSHOTS}/{name}.png")
+    over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    context.close()
+    assert wrong == [] and over <= 0
+
+
+def shows(page, text, exact=False):
+    sync_api.expect(page.get_by_text(text, exact=exact).first).to_be_visible()
+
+
+def test_now(page):
+    page.at("/")
+    shows(page, re.compile("all well: 11 processes answer"))
+    for title in ("Joined a second", "Events that wait", "Latency: from the line read", "Processes"):
+        shows(page, title)
+    sync_api.expect(page.get_by_text("adds up", exact=True)).to_have_count(2)
+    shows(page, re.compile(r"half below \d+ ms"))
+    assert page.locator("#slot-charts canvas").count() == 4
+
+
+def test_event(page, dev):
+    event_id = next(dev.joined())
+    page.at("/event")
+    page.get_by_label("Id of a foreign event").fill(event_id)
+    page.keyboard.press("Enter")
+    shows(page, f"{event_id}: joined")
+    shows(page, "the event's own time")
+    shows(page, re.compile("registered by joiner-"))
+    assert f"id={event_id.replace(':', '%3A')}" in page.url
+    page.at("/event?id=<script>alert(1)</script>")
+    shows(page, "<script>alert(1)</script>: not known")
+
+
+def test_waiting(page):
+    page.at("/waiting")
+    shows(page, re.compile(r"east: \d+ events wait"))
+    shows(page, "has read all primary logs")
+
+
+def test_dead_letters(page):
+    page.at("/dead-letters")
+    page.get_by_role("link", name=re.compile("no foreign event|lacks|missing|field|id")).first.click()
+    sync_api.expect(page.get_by_role("heading", name="Letters", exact=True)).to_be_visible()
+    shows(page, '{"no": "id", "n": 0}')
+    page.get_by_role("link", name="next page").click()
+    shows(page, '{"no": "id", "n": 55}')
+    page.get_by_role("button", name="How many would be replayed").click()
+    shows(page, re.compile(r"east: 60 would be tried again"))
+
+
+def test_registry(page):
+    page.at("/registry")
+    shows(page, "every shard and the directory have a quorum")
+    for text in ("registry-r0", "leads the directory", "version of the configuration", "set main"):
+        shows(page, text)
+
+
+def test_members(page):
+    page.at("/members")
+    for text in ("eventstore-east", "dispatcher-west", "Shares of the logs"):
+        shows(page, text)
+
+
+def test_millwheel(page):
+    page.at("/millwheel")
+    shows(page, "photon console --millwheel")
+
+
+def test_a_datacenter_is_killed_and_restored_by_a_click_and_nothing_is_lost(page, dev):
+    page.at("/")
+    kill = page.get_by_role("button", name="Kill west", exact=True)
+    kill.focus()
+    page.keyboard.press("Enter")
+    shows(page, "datacenter west is killed")
+    shows(page, re.compile("NOT WELL: .*west"))
+    page.get_by_role("button", name="Restore west", exact=True).click()
+    shows(page, "datacenter west is restored")
+    shows(page, re.compile("all well: 11 processes answer"))
+    noted = [json.loads(line) for line in (dev.work / "console.jsonl").read_text().splitlines()]
+    assert [row["action"] for row in noted if "asked" in row][-2:] == ["kill", "restore"]
+    ids = list(dev.joined())
+    assert len(ids) == len(set(ids))
+
+
+def test_a_console_of_its_own_shows_the_same_run_and_only_reads(dev, browser):
+    own = Processes(dev.work)
+    port = paired_ports(1)[0]
+    try:
+        listen = f"127.0.0.1:{port}"
+        own.launch("console", [*PHOTON, "console", "--work", str(dev.work), "--listen", listen])
+        page = browser.new_page()
+
+        def opened():
+            try:
+                return page.goto(f"http://127.0.0.1:{port}/")
+            except sync_api.Error:
+                return None
+
+        wait_until(opened, what=own.told)
+        shows(page, re.compile("all well: 11 processes answer"))
+        assert page.get_by_role("button").count() == 0
+        page.close()
+    finally:
+        own.kill()
+    listening = photon("console", "--work", dev.work, "--listen", "0.0.0.0:7999")
+    assert (listening.returncode, "serves this machine only" in listening.stderr) == (2, True)
