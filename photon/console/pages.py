@@ -40,7 +40,7 @@ class Pages:
         self,
         topology: Topology,
         index: JoinedIndex | None,
-        millwheel: Callable[[str, str], Mapping[str, Any]] | None = None,
+        millwheel: Callable[..., Mapping[str, Any]] | None = None,
         acts: tuple[str, ...] = (),
         down: Callable[[], list[str]] = list,
     ) -> None:
@@ -230,7 +230,7 @@ class Pages:
             return {}
         name = query.get("name", "")
         return {
-            "status": self._millwheel("status", ""),
+            "status": self._millwheel("status"),
             "why": self._millwheel("why", name) if name else None,
         }
 

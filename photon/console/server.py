@@ -38,7 +38,7 @@ class Console:
         ask: bool = True,
         acts: Mapping[str, Act] | None = None,
         down: Callable[[], list[str]] = list,
-        millwheel: Callable[[str, str], Mapping[str, Any]] | None = None,
+        millwheel: Callable[..., Mapping[str, Any]] | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`work`: where its index and its audit log are. AddressInUseError, SettingsError, UsageError."""

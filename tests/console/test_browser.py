@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from tests.millwheel.running import System
 from tests.ports import paired_ports
 from tests.system import PHOTON, Processes, photon
 from tests.waiting import wait_until
@@ -23,7 +24,7 @@ FLAGS = [
     "--disable-sync",
 ]
 SCREENSHOTS = os.environ.get("PHOTON_SCREENSHOTS")
-"""A directory: the pages are kept there, for the docs."""
+"""A directory: the pages are kept there; docs/console.md shows two of them."""
 
 pytestmark = [
     pytest.mark.long,
@@ -161,6 +162,8 @@ def test_a_datacenter_is_killed_and_restored_by_a_click_and_nothing_is_lost(page
     page.keyboard.press("Enter")
     shows(page, "datacenter west is killed")
     shows(page, re.compile("NOT WELL: .*west"))
+    if SCREENSHOTS:
+        page.screenshot(path=f"{SCREENSHOTS}/outage-{page.viewport_size['width']}.png")
     page.get_by_role("button", name="Restore west", exact=True).click()
     shows(page, "datacenter west is restored")
     shows(page, re.compile("all well: 11 processes answer"))
@@ -170,25 +173,31 @@ def test_a_datacenter_is_killed_and_restored_by_a_click_and_nothing_is_lost(page
     assert len(ids) == len(set(ids))
 
 
-def test_a_console_of_its_own_shows_the_same_run_and_only_reads(dev, browser):
-    own = Processes(dev.work)
-    port = paired_ports(1)[0]
+def test_a_console_of_its_own_shows_the_same_run_and_one_of_millwheel_and_only_reads(dev, browser, tmp_path):
+    wheel, own = System(tmp_path), Processes(dev.work)
+    listen = f"127.0.0.1:{paired_ports(1)[0]}"
+    wheel.write("clicks.jsonl", [{"user": "u", "ts": n * 1_000_000, "what": "w"} for n in range(20)])
+    running = wheel.start("--follow", told=tmp_path / "told")
     try:
-        listen = f"127.0.0.1:{port}"
-        own.launch("console", [*PHOTON, "console", "--work", str(dev.work), "--listen", listen])
+        wait_until(wheel.is_up)
+        shown = ["--work", str(dev.work), "--millwheel", str(tmp_path / "work"), "--listen", listen]
+        own.launch("console", [*PHOTON, "console", *shown])
+        wait_until(lambda: f"http://{listen}/" in own.said("console"), what=own.told)
         page = browser.new_page()
-
-        def opened():
-            try:
-                return page.goto(f"http://127.0.0.1:{port}/")
-            except sync_api.Error:
-                return None
-
-        wait_until(opened, what=own.told)
+        page.goto(f"http://{listen}/")
         shows(page, re.compile("all well: 11 processes answer"))
         assert page.get_by_role("button").count() == 0
+        page.goto(f"http://{listen}/millwheel")
+        page.get_by_role("link", name="totals", exact=True).click()
+        shows(page, "What holds totals")
+        shows(page, re.compile("held by|file|input|timer"))
+        running.send_signal(signal.SIGTERM)
+        running.wait(60)
+        page.reload()
+        sync_api.expect(page.get_by_role("alert")).to_be_visible()
         page.close()
     finally:
+        running.kill()
         own.kill()
     listening = photon("console", "--work", dev.work, "--listen", "0.0.0.0:7999")
     assert (listening.returncode, "serves this machine only" in listening.stderr) == (2, True)

@@ -26,7 +26,8 @@ function table(heads, rows, empty = "none") {
   if (!rows.length) return el("p", { class: "faint" }, empty);
   const numeric = (cell) => typeof cell === "number";
   const columns = heads.map((_, at) => rows.every((row) => numeric(row[at])));
-  const cell = (value, at) => el("td", { class: columns[at] ? "number" : null }, numeric(value) ? number(value) : value ?? "");
+  const long = (value) => typeof value === "string" && value.length > 40;
+  const cell = (value, at) => el("td", { class: columns[at] ? "number" : long(value) ? "long" : null }, numeric(value) ? number(value) : value ?? "");
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": heads.filter(Boolean).join(", ") },
     el("table", {},
       el("thead", {}, el("tr", {}, heads.map((head, at) => el("th", { scope: "col", class: columns[at] ? "number" : null }, head)))),
@@ -254,8 +255,9 @@ function waiting() {
   page.append(el("h1", {}, "Waiting"));
   stream((told) => {
     for (const [name, one] of Object.entries(told.datacenters)) {
-      const ages = one.ages.map((row) => [row.below ? `younger than ${number(row.below)} s` : "older", row.count]);
-      const tries = one.tries.map((row) => [row.below ? `fewer than ${row.below} tries` : "more", row.count]);
+      const some = (rows, label) => rows.filter((row) => row.count).map((row) => [row.below ? `${label} ${number(row.below)}` : "more", row.count]);
+      const ages = some(one.ages, "seconds: fewer than");
+      const tries = some(one.tries, "fewer than");
       const logs = [
         ...Object.entries(one.unended).map(([file, why]) => [file, why]),
         ...Object.entries(one.primary_logs).flatMap(([store, row]) => [
@@ -264,8 +266,8 @@ function waiting() {
         ...one.paused.map((why) => ["reading pauses", why]),
         ...one.silent.map((why) => ["no answer", why])];
       draw(`dc-${name}`, el("h2", {}, `${name}: ${number(one.waiting)} events wait, ${number(one.bytes)} bytes`),
-        el("div", { class: "grid" }, card("Of those tried next, by age", table(["", "events"], ages)),
-          card("by tries", table(["", "events"], tries)), card("Logs", table(["", ""], logs))),
+        el("div", { class: "grid" }, card("Of those that are tried next: waiting for", table(["", "events"], ages)),
+          card("tried", table(["", "events"], tries)), card("Logs", table(["", ""], logs))),
         card("Tried next", table(["event", "since", "tries", "next", "log"], one.next.slice(0, 50).map((row) => [
           el("code", {}, row.line.slice(0, 200)), when(row.waiting_since_us), row.tries, when(row.due_us), `${row.file}:${row.offset}`]))));
     }
@@ -352,6 +354,11 @@ function members() {
   });
 }
 
+function held(one) {
+  const { name, worker, low_watermark_us, held_by, ...rest } = one;
+  return [held_by, ...Object.entries(rest).map(([key, value]) => `${key} ${JSON.stringify(value)}`)].join(", ");
+}
+
 function millwheel() {
   page.append(el("h1", {}, "MillWheel"));
   stream((told) => {
@@ -370,7 +377,8 @@ function millwheel() {
           mark.low_watermark_us === null ? "" : el("span", { class: behind(mark) }, `${number(Math.round(mark.lag_s * 10) / 10)} s`),
           counts.records || 0, counts.produced || 0, counts.late || 0, counts.dead_letters || 0];
       }))));
-    if (told.why) draw("why", card(`What holds ${query.get("name")}`, el("pre", {}, told.why.chain.map((one) => JSON.stringify(one)).join("\n"))));
+    if (told.why) draw("why", card(`What holds ${query.get("name")}`, told.why.error ? el("p", {}, told.why.error) : table(["computation", "worker", "low watermark", "held by"],
+      told.why.chain.map((one) => [one.name, String(one.worker ?? ""), one.low_watermark_us === null ? "none" : when(one.low_watermark_us), el("code", {}, held(one))]))));
   });
 }
 
