@@ -15,6 +15,7 @@ from photon.core.errors import AddressInUseError, UsageError
 if TYPE_CHECKING:
     from photon.cluster.run import Watch
     from photon.cluster.statuses import Sample
+    from photon.dev.run import Doings
 
 LISTEN: Final = "127.0.0.1:7480"
 _ANY_PORT: Final = "127.0.0.1:0"
@@ -66,39 +67,38 @@ def command(
         console.stop()
 
 
-def watch_of(
-    listen: str,
-    notice: Callable[[str], None],
-    act: Callable[[str, str], str] | None = None,
-    down: Callable[[], list[str]] = list,
-) -> "Watch":
-    """A console for a run; on any port where the default one is taken. `act`: kills and restores."""
+def watch_of(listen: str, notice: Callable[[str], None], doings: "Doings | None" = None) -> "Watch":
+    """A console for a run; on any port where the default one is taken. `doings`: of `photon dev`."""
     from photon.console.server import Console, replaying
+    from photon.dev.live import LiveCheck
 
     def outage(what: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
         def done(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-            assert act is not None
-            return {"told": act(what, str(asked.get("datacenter", "")))}
+            assert doings is not None
+            return {"told": doings.ask(what, str(asked.get("datacenter", "")))}
 
         return done
 
     @contextlib.contextmanager
     def watch(topology: Topology, work: Path) -> "Iterator[Callable[[Sample, Mapping[str, str]], None]]":
-        acts = {}
-        if act is not None:
-            acts = {"kill": outage("kill"), "restore": outage("restore"), "replay": replaying(topology)}
-        shared: dict[str, Any] = {"ask": False, "acts": acts, "down": down, "notice": notice}
-        try:
-            console = Console(topology, work, listen, **shared)
-        except AddressInUseError:
-            if listen != LISTEN:
-                raise
-            console = Console(topology, work, _ANY_PORT, **shared)
-        console.start()
-        notice(f"console: {console.url}")
-        try:
+        shared: dict[str, Any] = {"ask": False, "notice": notice}
+        with contextlib.ExitStack() as held:
+            if doings is not None:
+                check = LiveCheck(Path(topology.output) / "joined")
+                check.start()
+                held.callback(check.stop)
+                acts = {name: outage(name) for name in ("kill", "freeze", "restore")}
+                shared["acts"] = {**acts, "replay": replaying(topology)}
+                shared |= {"down": lambda: doings.down, "checks": check.told}
+            try:
+                console = Console(topology, work, listen, **shared)
+            except AddressInUseError:
+                if listen != LISTEN:
+                    raise
+                console = Console(topology, work, _ANY_PORT, **shared)
+            console.start()
+            held.callback(console.stop)
+            notice(f"console: {console.url}")
             yield console.pages.add
-        finally:
-            console.stop()
 
     return watch

@@ -90,7 +90,7 @@ def command(
     replicas = len(settings.replicas) or named_replicas(document)
     view, doings, watch = View(as_json), Doings(), None
     if console and is_installed():
-        watch = watch_of(listen, view.notice, doings.ask, lambda: doings.down)
+        watch = watch_of(listen, view.notice, doings)
     elif console:
         view.notice(f"no page shows this run: {MISSING}")
     datacenters = datacenters or 2

@@ -6,6 +6,7 @@ work decides how long they are given.
 
 import contextlib
 import random
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -173,8 +174,13 @@ class LocalCluster:
         """SIGKILL all its processes at once, and keep them down."""
         self.supervisor.hold_down(self._started(name))
 
+    def freeze_datacenter(self, name: str) -> None:
+        """SIGSTOP to all its processes: alive, and no answer from them."""
+        self.supervisor.signal(self._started(name), signal.SIGSTOP)
+
     def restore_datacenter(self, name: str) -> None:
-        """Its processes start again with what is on their disks, at the next `poll`."""
+        """Its processes start again with what is on their disks, at the next `poll`; or go on."""
+        self.supervisor.signal(self._started(name), signal.SIGCONT)
         self.supervisor.let_up(self._started(name))
 
     def pid_of(self, process: str) -> int | None:

@@ -45,6 +45,8 @@ class Process(Protocol):
 
     def kill(self) -> None: ...
 
+    def send_signal(self, signal: int, /) -> None: ...
+
 
 class Launcher(Protocol):
     """Starts `photon <arguments>` with its output appended to `log`."""
@@ -181,6 +183,14 @@ class Supervisor:
         for child in children:
             child.held = True
         _kill(children)
+
+    def signal(self, names: Sequence[str], number: int) -> None:
+        """To those of these that run."""
+        for name in names:
+            process = self.children[name].process
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
 
     def let_up(self, names: Sequence[str]) -> None:
         """`poll` starts these again, at once."""

@@ -42,14 +42,17 @@ class Pages:
         index: JoinedIndex | None,
         millwheel: Callable[..., Mapping[str, Any]] | None = None,
         acts: tuple[str, ...] = (),
-        down: Callable[[], list[str]] = list,
+        down: Callable[[], Mapping[str, str]] = dict,
+        checks: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
-        """`millwheel`: asks a run of it (photon.cluster.wheels.ask). `down`: datacenters kept down."""
+        """`millwheel`: asks a run of it (photon.cluster.wheels.ask). `down`: datacenters kept
+        down, and how; `checks`: {ok, text} of what was checked lately."""
         self._topology = topology
         self._index = index
         self._millwheel = millwheel
         self._acts = acts
         self._down = down
+        self._checks = checks
         self._lock = Lock()
         self._history = History()
         self._sample: Sample | None = None
@@ -71,8 +74,8 @@ class Pages:
         return sample, {row["datacenter"]: fates_of(row) for row in rows}
 
     def now(self, query: Query) -> dict[str, Any]:
-        """{verdict, well, fates, history, processes, datacenters, acts}; of the history what is after ?after,
-        in seconds since 1970."""
+        """{verdict, well, fates, history, processes, datacenters, checks, acts}; of the history what is after
+        ?after, in seconds since 1970."""
         sample, fates = self._look()
         said = verdict(sample, fates)
         with self._lock:
@@ -91,12 +94,13 @@ class Pages:
                 for name, status in sample.statuses.items()
             },
             "datacenters": {
-                name: "down" if name in down else "up"
+                name: down.get(name, "up")
                 for name in dict.fromkeys(
                     [p.datacenter for p in self._topology.pipelines]
                     + [replica.datacenter for replica in self._topology.replicas if replica.datacenter]
                 )
             },
+            "checks": self._checks(),
             "acts": list(self._acts),
         }
 

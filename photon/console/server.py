@@ -37,7 +37,8 @@ class Console:
         listen: str = DEFAULT,
         ask: bool = True,
         acts: Mapping[str, Act] | None = None,
-        down: Callable[[], list[str]] = list,
+        down: Callable[[], Mapping[str, str]] = dict,
+        checks: Callable[[], list[dict[str, Any]]] = list,
         millwheel: Callable[..., Mapping[str, Any]] | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -53,7 +54,7 @@ class Console:
         self._index = _index_of(topology, work, notice)
         self._closing = threading.Event()
         acts = acts or {}
-        self.pages = Pages(topology, self._index, millwheel, tuple(acts), down)
+        self.pages = Pages(topology, self._index, millwheel, tuple(acts), down, checks)
         app = make_app(self.pages, [*_LOOPBACK, host], acts, Audit(work / "console.jsonl"))
         config = uvicorn.Config(
             app,

@@ -119,20 +119,24 @@ def events_seen(row: PipelineFigures) -> int | None:
 
 
 class Doings:
-    """Outages that are asked for while it runs, from any thread; done by the run's own."""
+    """Outages that are asked for while it runs, from any thread; done by the run's own.
+
+    `kill`: SIGKILL, and it is kept down; `freeze`: SIGSTOP; `restore`: both end.
+    """
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[tuple[str, str, Future[str]]] = SimpleQueue()
-        self.down: list[str] = []
-        """Datacenters that are kept down."""
+        self.down: dict[str, str] = {}
+        """Datacenters that are kept down: "killed" or "frozen"."""
 
     def ask(self, what: str, datacenter: str) -> str:
-        """`kill` or `restore` -> what came of it. UsageError; UnavailableError if the run is at its end."""
+        """What came of it. UsageError; UnavailableError if the run is at its end."""
         answer = Future[str]()
         self._asked.put((what, datacenter, answer))
         try:
             return answer.result(DOING_S_MAX)
         except TimeoutError as error:
+            answer.cancel()
             raise UnavailableError("the run does nothing any more: it starts, or ends") from error
 
     def step(self, cluster: LocalCluster) -> Iterator[str]:
@@ -142,18 +146,34 @@ class Doings:
             if answer.done():
                 continue
             try:
-                if what == "kill":
-                    cluster.kill_datacenter(datacenter)
-                    self.down = sorted({*self.down, datacenter})
-                else:
-                    cluster.restore_datacenter(datacenter)
-                    self.down = [name for name in self.down if name != datacenter]
+                told = self._do(cluster, what, datacenter)
             except UsageError as error:
                 answer.set_exception(error)
                 continue
-            told = f"datacenter {datacenter} is {'killed' if what == 'kill' else 'restored'}"
             answer.set_result(told)
             yield told
+
+    def _do(self, cluster: LocalCluster, what: str, datacenter: str) -> str:
+        if what == "restore":
+            cluster.restore_datacenter(datacenter)
+            self.down = {name: how for name, how in self.down.items() if name != datacenter}
+            return f"datacenter {datacenter} is restored"
+        does, how = _OUTAGES[what]
+        does(cluster, datacenter)
+        self.down = {**self.down, datacenter: how}
+        return f"datacenter {datacenter} is {how}"
+
+    def thaw(self, cluster: LocalCluster) -> None:
+        """What is frozen can't end."""
+        for name, how in self.down.items():
+            if how == "frozen":
+                self._do(cluster, "restore", name)
+
+
+_OUTAGES: Final = {
+    "kill": (LocalCluster.kill_datacenter, "killed"),
+    "freeze": (LocalCluster.freeze_datacenter, "frozen"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +281,13 @@ class _Run:
         if self._job.doings is not None:
             for said in self._job.doings.step(self._cluster):
                 self._view.notice(f"{said} after {seconds:.1f} s")
-                self.course.killed = self._job.doings.down
+                self.course.killed = list(self._job.doings.down)
         return limit is not None and seconds >= limit
 
     def _end_feed(self) -> None:
+        if self._job.doings is not None:
+            self._job.doings.thaw(self._cluster)
+            self.course.killed = self.course.killed and list(self._job.doings.down)
         if self._feeder is not None:
             self._feeder.stop()
             self._tell_of_feeder()

@@ -155,22 +155,22 @@ def test_millwheel(page):
     shows(page, "photon console --millwheel")
 
 
-def test_a_datacenter_is_killed_and_restored_by_a_click_and_nothing_is_lost(page, dev):
+def test_a_datacenter_is_killed_frozen_and_restored_by_clicks_and_nothing_is_lost(page, dev):
     page.at("/")
-    kill = page.get_by_role("button", name="Kill west", exact=True)
-    kill.focus()
-    page.keyboard.press("Enter")
-    shows(page, "datacenter west is killed")
-    shows(page, re.compile("NOT WELL: .*west"))
-    if SCREENSHOTS:
-        page.screenshot(path=f"{SCREENSHOTS}/outage-{page.viewport_size['width']}.png")
-    page.get_by_role("button", name="Restore west", exact=True).click()
-    shows(page, "datacenter west is restored")
-    shows(page, re.compile("all well: 11 processes answer"))
+    for act, does in (("Kill", "killed"), ("Freeze", "frozen")):
+        page.get_by_role("button", name=f"{act} west", exact=True).focus()
+        page.keyboard.press("Enter")
+        shows(page, f"datacenter west is {does}")
+        shows(page, re.compile("NOT WELL: .*west"))
+        if SCREENSHOTS:
+            page.screenshot(path=f"{SCREENSHOTS}/{does}-{page.viewport_size['width']}.png")
+        page.get_by_role("button", name="Restore west", exact=True).click()
+        shows(page, "datacenter west is restored")
+        shows(page, re.compile("all well: 11 processes answer"))
+    shows(page, re.compile(r"ok: [\d,]+ joined lines, each event once, each with its own primary"))
     noted = [json.loads(line) for line in (dev.work / "console.jsonl").read_text().splitlines()]
-    assert [row["action"] for row in noted if "asked" in row][-2:] == ["kill", "restore"]
-    ids = list(dev.joined())
-    assert len(ids) == len(set(ids))
+    acts = [row["action"] for row in noted if "asked" in row]
+    assert acts[-4:] == ["kill", "restore", "freeze", "restore"]
 
 
 def test_a_console_of_its_own_shows_the_same_run_and_one_of_millwheel_and_only_reads(dev, browser, tmp_path):

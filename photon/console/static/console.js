@@ -175,24 +175,28 @@ function heat() {
 
 function buttons(told) {
   if (!told.acts.includes("kill")) return [];
-  const made = Object.entries(told.datacenters).map(([name, state]) => {
-    const kills = state === "up";
+  const button = (name, what, danger) => {
     const doit = async () => {
-      const said = await act(kills ? "kill" : "restore", { datacenter: name });
+      const said = await act(what, { datacenter: name });
       draw("said", el("p", { role: "status" }, said.error || said.told));
     };
-    return el("button", { class: kills ? "danger" : null, "data-key": `act-${name}`, onclick: doit }, `${kills ? "Kill" : "Restore"} ${name}`);
-  });
-  return [el("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "Outages" }, ...made.map((one) => { one.type = "button"; return one; }))];
+    const text = `${what[0].toUpperCase()}${what.slice(1)} ${name}`;
+    return el("button", { type: "button", class: danger ? "danger" : null, "data-key": `act-${danger || what === "restore" ? "" : what}${name}`, onclick: doit }, text);
+  };
+  const made = Object.entries(told.datacenters).flatMap(([name, state]) =>
+    state === "up" ? [button(name, "kill", true), button(name, "freeze")] : [button(name, "restore")]);
+  return [el("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "Outages" }, made)];
 }
 
 function now() {
   page.append(el("h1", {}, "Now"));
-  for (const name of ["verdict", "acts", "said", "charts", "heat", "fates", "processes"]) slot(name);
+  for (const name of ["verdict", "acts", "said", "checks", "charts", "heat", "fates", "processes"]) slot(name);
   stream((told) => {
     remember(told.history);
     draw("verdict", el("p", { class: `verdict ${told.well ? "well" : ""}`, role: "status" }, told.verdict));
     draw("acts", ...buttons(told));
+    draw("checks", ...told.checks.map((one) => el("p", { class: one.ok ? "good" : one.ok === false ? "bad" : "faint" },
+      `${one.ok ? "ok" : one.ok === false ? "WRONG" : "?"}: ${one.text}`)));
     plot("Joined a second", "joined_per_s");
     plot("Events that wait", "waiting");
     plot("Seconds behind the logs", "behind_s");
