@@ -16,6 +16,10 @@ TOXIPROXY := .toxiproxy/bin/server
 TOXIPROXY_VERSION := v2.12.0
 MINUTES ?= 30
 
+# What renders the chart for its test; a Go module.
+HELM := .helm/bin/helm
+HELM_VERSION := v3.16.4
+
 # Where the machine sets it, each process that a test starts would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -30,7 +34,7 @@ test: $(VENV)/.dev  ## all quick tests: under 4 minutes on 2 quiet cores
 test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part, a cluster too; they skip where there is no Java
 	$(PYTEST) -m "spark and not (long or $(APART))"
 
-test-long: $(VENV)/.dev $(VENV)/.spark  ## real data sets; Spark drills; more seeds through the simulator of the replicated log
+test-long: $(VENV)/.dev $(VENV)/.spark $(HELM)  ## real data sets; Spark drills; more seeds through the simulator of the replicated log
 	$(PYTEST) -m "long and not ($(APART))"
 	PHOTON_SIM_SEEDS=60 $(PYTEST) --timeout 1200 tests/simulation/test_seeds.py
 	@echo "More seeds, of these tests and of the simulator: make soak"
@@ -101,5 +105,9 @@ $(TOXIPROXY):
 	if command -v go >/dev/null; then \
 	    GOBIN=$(CURDIR)/$(@D) go install github.com/Shopify/toxiproxy/v2/cmd/server@$(TOXIPROXY_VERSION); fi
 
+$(HELM):
+	if command -v go >/dev/null; then \
+	    GOBIN=$(CURDIR)/$(@D) go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION); fi
+
 clean:
-	rm -rf $(VENV) .toxiproxy build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out bench-out
+	rm -rf $(VENV) .toxiproxy .helm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out bench-out

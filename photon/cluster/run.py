@@ -139,7 +139,7 @@ class RunLoop:
         self._asked_s = float("-inf")
         self._answer: Future[Sample] | None = None
         self._hurried = False
-        self._watched: Callable[[Sample, Mapping[str, str]], None] = lambda *_: None
+        self._watched: Callable[[Sample, Mapping[str, str]], None] | None = None
 
     @contextlib.contextmanager
     def watched(self, watch: Watch | None, work: Path) -> Iterator[None]:
@@ -175,7 +175,8 @@ class RunLoop:
         notices = self.cluster.supervisor.notices
         while notices:
             self._notice(notices.pop(0))
-        self._watched(sample, self.reader.why_silent)
+        if self._watched is not None:
+            self._watched(sample, self.reader.why_silent)
         for name, status in sample.answered().items():
             for notice in (*status.get("notices", ()), status.get("storage_error")):
                 if notice:

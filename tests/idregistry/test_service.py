@@ -1,6 +1,8 @@
 """Service and client over real gRPC, with fake logs behind: routing, retries, refusals."""
 
+import contextlib
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -27,6 +29,7 @@ from idregistry.service import (
     LOOKUPS_MAX,
 )
 from idregistry.wire import LOOKUP_PART
+from photon.core.addresses import split
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
 from photon.core.errors import (
@@ -147,16 +150,21 @@ def test_without_a_leader_the_client_says_no_quorum(ensemble: Ensemble) -> None:
 
 
 def test_when_no_server_is_there_the_client_says_unavailable(ensemble: Ensemble) -> None:
-    for node in ensemble.add(2):
-        node.rpc.stop(0.0)
-    client = ensemble.client(timeout_s=0.4)
-    for call in (
-        lambda: client.commit(event_ids(1), same_times(1), token("a")),
-        lambda: client.lookup(event_ids(1), same_times(1)),
-    ):
-        with pytest.raises(UnavailableError) as raised:
-            call()
-        assert type(raised.value) is UnavailableError
+    with contextlib.ExitStack() as held:
+        for node in ensemble.add(2):
+            node.rpc.stop(0.0)
+            # Or another test's server may get the port, and answer.
+            taken = held.enter_context(socket.socket())
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(split(node.address))
+        client = ensemble.client(timeout_s=0.4)
+        for call in (
+            lambda: client.commit(event_ids(1), same_times(1), token("a")),
+            lambda: client.lookup(event_ids(1), same_times(1)),
+        ):
+            with pytest.raises(UnavailableError) as raised:
+                call()
+            assert type(raised.value) is UnavailableError
 
 
 def is_told(why: str, client: RegistryClient, ids: bytes, times: bytes) -> bool:
