@@ -1,9 +1,11 @@
 """The console's addresses: three answers at each, and nothing for strangers."""
 
 import contextlib
+import hashlib
 import http.client
 import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="the console extra is not installed")
 import uvicorn
 
+import photon.console
 from photon.console.app import BODY_BYTES_MAX, STREAMS_MAX, Audit, make_app
 from photon.core.errors import UnavailableError, UsageError
 from tests.waiting import wait_until
@@ -153,6 +156,13 @@ def test_no_other_site_may_read_or_frame_what_is_served(console):
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["cross-origin-resource-policy"] == "same-origin"
         assert headers["access-control-allow-origin"] is None
+
+
+def test_what_is_vendored_is_what_its_checksums_say():
+    static = Path(photon.console.__file__).with_name("static")
+    for line in (static / "CHECKSUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((static / name).read_bytes()).hexdigest() == digest
 
 
 def test_an_action_is_done_for_our_own_page_and_noted_before_and_after(console):

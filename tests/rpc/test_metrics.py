@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from photon.core.errors import AddressInUseError
 from photon.rpc.metrics import FAMILIES, collect, serve_metrics
+from tests.rpc.metrics_page import PAGE, page
 
 DISPATCHER = {
     "foreign_events": 7,
@@ -68,6 +69,10 @@ def test_names_say_their_room_and_no_two_are_alike():
         names = [family.name for family in families]
         assert len(names) == len(set(names)), room
         assert all(family.help.endswith(".") for family in families)
+
+
+def test_the_page_of_metrics_is_of_those_that_are_served():
+    assert PAGE.read_text() == page(), "python -m tests.rpc.metrics_page"
 
 
 def test_every_alert_asks_for_metrics_that_there_are():
