@@ -17,6 +17,7 @@ from typing import Any, Final
 from millwheel import links
 from millwheel.disk import Disk
 from millwheel.engine.lateness import Lateness
+from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import Frame, decode_frame, encode_frame
 from millwheel.engine.store import keeper, lateness_row, owners, sink_row
@@ -26,6 +27,7 @@ from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology
 from photon.core.clock import Clock
+from photon.core.errors import UsageError
 from photon.logs.shares import SLOTS
 
 CONTROL: Final = "control.sock"
@@ -55,15 +57,22 @@ class Worker:
     """`me` of `workers` of a run in the directory `work`. `drain`: the logs grow no more."""
 
     def __init__(
-        self, work: Path, topology: Topology, me: int, workers: int, drain: bool, clock: Clock
+        self,
+        work: Path,
+        topology: Topology,
+        me: int,
+        workers: int,
+        drain: bool,
+        clock: Clock,
+        store: LoggedStore,
     ) -> None:
         """StorageError, UsageError; ConnectionError if there is no run."""
         self._work, self._me, self._workers, self._clock = work, me, workers, clock
-        self._disk = Disk(work)
-        self._plan = Plan(topology, unpack_numbers(self._disk.numbers(NUMBERS_ROW)))
+        self._store = store
+        self._plan = Plan(topology, unpack_numbers(self._store.numbers(NUMBERS_ROW)))
         slots = [slot for slot, owner in enumerate(owners(workers)) if owner == me]
-        self._sequencer = self._disk.claim(slots, me, workers)
-        self._wheel = Wheel(self._plan, self._disk, me, workers, self._sequencer)
+        self._sequencer = self._store.claim(slots, me, workers)
+        self._wheel = Wheel(self._plan, self._store, me, workers, self._sequencer)
         self._selector = selectors.DefaultSelector()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._news, selectors.EVENT_READ)
@@ -283,7 +292,7 @@ class Worker:
             self._places_committing, self._places = self._places, []
             self._chunks = 0
             if changes:
-                self._committing = self._thread.submit(self._disk.commit, changes)
+                self._committing = self._thread.submit(self._store.commit, changes)
                 self._committing.add_done_callback(self._wake)
             else:
                 self._let_out()
@@ -362,13 +371,13 @@ class Worker:
         injector = self._plan.topology.injectors[name]
         row, counted = lateness_row(number, self._me), None
         if injector.percentile is not None:
-            counted = row, Lateness(injector.percentile, self._disk.read([row])[0])
+            counted = row, Lateness(injector.percentile, self._store.read([row])[0])
         return LogSource(
             name,
             number,
             injector.within(str(pushed_logs(self._work, name))),
             inputs,
-            list(self._disk.scan(position_rows(number))),
+            list(self._store.scan(position_rows(number))),
             slots.__contains__,
             self._sequencer << 20,
             drain,
@@ -385,13 +394,13 @@ class Worker:
         for name, number in self._plan.sinks.items():
             for lane in self._wheel.lanes:
                 row = sink_row(number, lane)
-                place = self._disk.read([row])[0]
+                place = self._store.read([row])[0]
                 if place is None and lane == self._me:
                     place = begun[row] = begin(self._sink(name), name, lane)
                 if place is not None:
                     places[name, lane] = place
         if begun:
-            self._disk.commit(begun)
+            self._store.commit(begun)
         return {
             (name, lane): SinkFiles(
                 self._sink(name), name, lane, place, self._wheel.unwritten(self._plan.sinks[name], lane)
@@ -403,7 +412,24 @@ class Worker:
         return self._plan.topology.sinks.get(name) or LogSink(str(self._work / DEAD_LETTERS))
 
 
-def serve(work: Path, topology: Topology, me: int, workers: int, drain: bool, clock: Clock) -> None:
-    """As Worker, until it is over."""
+def store_of(work: Path, uri: str = "") -> LoggedStore:
+    """The run's: on this machine, or where the URI says. StorageError, UsageError."""
+    if not uri:
+        return Disk(work)
+    if not uri.startswith(("postgresql://", "postgres://")):
+        raise UsageError(
+            f"--store {uri}: give postgresql://USER@HOST/DATABASE, or none for this machine's disk"
+        )
+    try:
+        from millwheel.postgresql import PostgresqlStore
+    except ImportError as error:
+        raise UsageError("--store needs psycopg: pip install 'photon-joiner[postgresql]'") from error
+    return PostgresqlStore(uri)
+
+
+def serve(
+    work: Path, topology: Topology, me: int, workers: int, drain: bool, clock: Clock, store: str = ""
+) -> None:
+    """As Worker, until it is over. `store`: as of store_of."""
     assert 0 <= me < workers <= SLOTS, (me, workers)
-    Worker(work, topology, me, workers, drain, clock).run()
+    Worker(work, topology, me, workers, drain, clock, store_of(work, store)).run()

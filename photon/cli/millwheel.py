@@ -34,19 +34,23 @@ def _running(command: _Command) -> _Command:
 
 @group.command("run")
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
+@click.option("--store", default="", metavar="URI", help="State in PostgreSQL; else in --work.")
 @_running
-def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool) -> int:
+def run(topology: str, store: str, work: Path, workers: int, follow: bool, as_json: bool) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
 
     Status 1 if there are dead letters (WORK/dead-letters says why).
     """
-    return _run(topology, work, workers, follow, as_json)
+    return _run(topology, work, workers, follow, as_json, store)
 
 
-def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool) -> int:
+def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, store: str = "") -> int:
     from photon.cluster.wheels import WheelRun
 
-    run = WheelRun(topology, work, workers, follow, lambda line: click.echo(f"photon: {line}", err=True))
+    def tell(line: str) -> None:
+        click.echo(f"photon: {line}", err=True)
+
+    run = WheelRun(topology, work, workers, follow, tell, store)
     summary = run.run()
     if as_json:
         click.echo(json.dumps(summary))
@@ -61,7 +65,8 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool) -
 @click.option("--worker", "me", type=int, required=True)
 @click.option("--workers", type=int, required=True)
 @click.option("--drain", is_flag=True)
-def worker(topology: str, work: Path, me: int, workers: int, drain: bool) -> None:
+@click.option("--store", default="")
+def worker(topology: str, work: Path, me: int, workers: int, drain: bool, store: str) -> None:
     """One process of a run."""
     from millwheel.topology import load_topology
     from millwheel.worker import serve
@@ -70,7 +75,7 @@ def worker(topology: str, work: Path, me: int, workers: int, drain: bool) -> Non
 
     die_with_parent()
     logging.basicConfig()
-    serve(work, load_topology(topology), me, workers, drain, SystemClock())
+    serve(work, load_topology(topology), me, workers, drain, SystemClock(), store)
 
 
 @group.command("receiver", hidden=True)

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from millwheel import links
 from millwheel.computation import BEFORE, NEVER
-from millwheel.disk import Disk
 from millwheel.engine.lateness import Stragglers
+from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
 from millwheel.engine.store import GIVEN
 from millwheel.engine.watermarks import Authority
@@ -27,10 +27,10 @@ from millwheel.engine.wheel import summed
 from millwheel.links import Link, LostError, pack, unpack
 from millwheel.push import PushedLogs
 from millwheel.topology import Topology, load_topology
-from millwheel.worker import CONTROL, pushed_logs
+from millwheel.worker import CONTROL, pushed_logs, store_of
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
 from photon.core.clock import SystemClock
-from photon.core.disk import DirectoryLock, make_directory, storage_errors
+from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
 
@@ -74,14 +74,21 @@ class _Trial(NamedTuple):
         self.process.wait()
 
 
+ELSEWHERE: Final = "store"
+"""Says where the state of a run is, if not in its work directory."""
+
+
 class WheelRun:
     """`name`: MODULE:TOPOLOGY. `follow`: the logs grow; else the run ends when all of them is worked off."""
 
-    def __init__(self, name: str, work: Path, workers: int, follow: bool, tell: Tell) -> None:
+    def __init__(
+        self, name: str, work: Path, workers: int, follow: bool, tell: Tell, store: str = ""
+    ) -> None:
         """UsageError, TopologyError, LockedError, StorageError."""
         if not 1 <= workers <= SLOTS:
             raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
         self._name, self._work, self._workers, self._follow, self._tell = name, work, workers, follow, tell
+        self._store = store
         topology = load_topology(name)
         with storage_errors(work):
             make_directory(work)
@@ -173,19 +180,35 @@ class WheelRun:
     def _number(self, topology: Topology) -> Plan:
         """Before workers start, whose number may be another: what former ones left is for all to see, and
         none of them commits any more."""
-        disk = Disk(self._work)
+        self._same_store()
+        store = store_of(self._work, self._store)
         try:
-            self._go_on(disk)
-            disk.claim(range(SLOTS), 0, 1)
-            numbers = numbered(topology, unpack_numbers(disk.numbers(NUMBERS_ROW)))
+            self._go_on(store)
+            store.claim(range(SLOTS), 0, 1)
+            numbers = numbered(topology, unpack_numbers(store.numbers(NUMBERS_ROW)))
             plan = Plan(topology, numbers)
-            check_states(plan, disk.scan)
-            disk.numbers(NUMBERS_ROW, pack_numbers(numbers))
+            check_states(plan, store.scan)
+            store.numbers(NUMBERS_ROW, pack_numbers(numbers))
         finally:
-            disk.close()
+            store.close()
         return plan
 
-    def _go_on(self, disk: Disk) -> None:
+    def _same_store(self) -> None:
+        """A run whose state is on this machine's disk would begin anew elsewhere, and the other way round."""
+        begun = (self._work / "state").exists()
+        marked = self._work / ELSEWHERE
+        if self._store and begun:
+            raise UsageError(
+                f"{self._work} has its state on this disk: leave --store out, or take another --work"
+            )
+        if not self._store and marked.exists():
+            raise UsageError(f"{self._work} has its state in {marked.read_text()}: name it by --store")
+        if self._store and not marked.exists():
+            shown = self._store.partition("?")[0].rpartition("@")[2]
+            with storage_errors(marked):
+                write_file(marked, shown.encode())
+
+    def _go_on(self, disk: LoggedStore) -> None:
         """What is ready-made goes on with its own state, which is of its arguments. UsageError."""
         topology, _, given = self._name.partition(" ")
         if not topology.startswith(READY):
@@ -219,6 +242,7 @@ class WheelRun:
         for worker in range(self._workers):
             arguments = ["millwheel", "worker", self._name, "--work", str(self._work)]
             arguments += ["--worker", str(worker), "--workers", str(self._workers)]
+            arguments += ["--store", self._store] if self._store else []
             self._supervisor.start(f"worker-{worker}", arguments + ([] if self._follow else ["--drain"]))
 
     def _turn(self) -> None:

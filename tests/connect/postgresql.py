@@ -28,10 +28,11 @@ def need_server():
 
 
 class Postgresql:
-    """Started at once; `kill` and `start` again, `close`."""
+    """Started at once; `kill` and `start` again, `close`. `standby_of`: a copy of that one, which follows it
+    until `promote`; `settings`: of the server."""
 
-    def __init__(self, programs):
-        self._programs = programs
+    def __init__(self, programs, settings=(), standby_of=None):
+        self._programs, self._settings = programs, settings
         # It refuses to run as root, and that user must reach its files.
         user = "postgres" if os.geteuid() == 0 else None
         self._as = {} if user is None else {"user": user, "group": user, "extra_groups": []}
@@ -41,16 +42,17 @@ class Postgresql:
             os.chown(self._directory, owner.pw_uid, owner.pw_gid)
         (self._port,) = paired_ports(1)
         self._process = None
-        made = ("-D", self._directory / "data", "-U", "photon", "-A", "trust", "--no-sync", "-E", "UTF8")
-        subprocess.run(
-            [programs / "initdb", *made], check=True, capture_output=True, timeout=START_S, **self._as
-        )
+        made = ["initdb", "-U", "photon", "-A", "trust", "-E", "UTF8"]
+        if standby_of is not None:
+            made = ["pg_basebackup", "-d", standby_of.uri, "-R", "-c", "fast"]
+        self._run(*made, "--no-sync", "-D", self._directory / "data")
         self.uri = f"postgresql://photon@127.0.0.1:{self._port}/postgres"
         self.start()
 
     def start(self):
         where = ("-D", self._directory / "data", "-p", str(self._port), "-k", self._directory)
-        on = ("-c", "listen_addresses=127.0.0.1", "-c", "fsync=off")
+        on = ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"]
+        on += [word for setting in self._settings for word in ("-c", setting)]
         with open(self._directory.with_suffix(".log"), "ab") as log:
             self._process = subprocess.Popen(
                 [self._programs / "postgres", *where, *on], stdout=log, stderr=log, **self._as
@@ -70,6 +72,8 @@ class Postgresql:
         """SIGKILL to all of it."""
         import psutil
 
+        if self._process.poll() is not None:
+            return
         of_it = psutil.Process(self._process.pid)
         gone = [*of_it.children(), of_it]
         for one in gone:
@@ -77,6 +81,22 @@ class Postgresql:
                 one.kill()
         psutil.wait_procs(gone)  # else the next start finds their memory
         self._process.wait()
+
+    def promote(self):
+        self._run("pg_ctl", "promote", "-D", self._directory / "data")
+
+    def signal(self, number):
+        """To all of its processes."""
+        import psutil
+
+        server = psutil.Process(self._process.pid)
+        for one in [server, *server.children()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(number)
+
+    def _run(self, program, *words):
+        command = [self._programs / program, *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=START_S, **self._as)
 
     def rows(self, table="joined"):
         import psycopg

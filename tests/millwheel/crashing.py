@@ -6,15 +6,16 @@ import signal
 import sys
 from pathlib import Path
 
-from millwheel import disk, links
+from millwheel import links
 from millwheel.disk import Disk
+from millwheel.engine import logged
 from millwheel.sinks import SinkFiles
 from millwheel.worker import Worker
 from tests.millwheel.topologies import HELD
 
 TOPOLOGY = HELD
 LEFT = Path("points")
-disk._LOG_ROWS_MAX = 10
+logged.LOG_ROWS_MAX = 10
 
 
 def kind(number):
@@ -26,7 +27,7 @@ def always(_):
 
 
 POINTS = {
-    "the log is in the table, and neither is durable": (Disk, "_fold", "after", always),
+    "the log is in the table, and neither is durable": (Disk, "_write", "after", always),
     "claimed, nothing read": (Disk, "claim", "after", always),
     "ready, nothing done": (Worker, "run", "before", always),
     "before a commit": (Disk, "commit", "before", always),

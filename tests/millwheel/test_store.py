@@ -1,12 +1,15 @@
 """One contract for both stores: whole commits, fenced by the newest claim (paper 5.2, 6.2)."""
 
+import hashlib
+
 import pytest
 
-from millwheel import disk as disks
 from millwheel.disk import Disk
+from millwheel.engine import logged
 from millwheel.engine.store import MemoryStore
 from millwheel.errors import ZombieError
 from photon.logs.shares import SLOTS
+from tests.connect.postgresql import Postgresql, need_server
 
 ALL = range(SLOTS)
 
@@ -31,11 +34,44 @@ class OnDisk:
         return store
 
 
-@pytest.fixture(params=["memory", "disk", "disk that writes its table often"])
+class InPostgresql:
+    def __init__(self, uri):
+        self._uri, self._open = uri, []
+
+    def claim(self, slots=ALL, me=0, workers=1):
+        from millwheel.postgresql import PostgresqlStore
+
+        store = PostgresqlStore(self._uri)
+        self._open.append(store)
+        store.claim(slots, me, workers)
+        return store
+
+    def close(self):
+        for store in self._open:
+            store.close()
+
+
+@pytest.fixture(scope="module")
+def postgresql():
+    made = Postgresql(need_server())
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["memory", "disk", "disk, often", "postgresql", "postgresql, often"])
 def stores(request, tmp_path, monkeypatch):
-    if request.param.endswith("often"):
-        monkeypatch.setattr(disks, "_LOG_ROWS_MAX", 2)
-    return InMemory() if request.param == "memory" else OnDisk(tmp_path)
+    """`often`: those that write their table after a few commits."""
+    kind, _, often = request.param.partition(", ")
+    if often:
+        monkeypatch.setattr(logged, "LOG_ROWS_MAX", 2)
+    if kind == "postgresql":
+        server = request.getfixturevalue("postgresql")
+        schema = hashlib.md5(request.node.name.encode()).hexdigest()
+        made = InPostgresql(f"{server.uri}?schema=s{schema}&may_lose_acknowledged=yes")
+        yield made
+        made.close()
+    else:
+        yield InMemory() if kind == "memory" else OnDisk(tmp_path)
 
 
 def test_rows_are_read_as_they_were_last_put(stores):

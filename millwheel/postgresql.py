@@ -1,0 +1,309 @@
+"""The store that outlives a machine: a PostgreSQL server with a standby that confirms every commit.
+
+A commit is one statement and one round trip: it puts a blob at the end of the worker's log if the worker's
+claim is alive, whose row it locks. A claim takes slots by ending the claims that had them, for which it waits
+until their commits under way are over: from there on none of theirs succeeds (paper 6.2).
+
+Whatever breaks (a connection, a server, a failover to the standby) leaves a commit of unknown outcome. It is
+made again on a new connection until it is known: its place in the log says whether it was there already.
+"""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import errors, sql
+
+from millwheel.engine.logged import LoggedStore, put_together
+from millwheel.errors import ZombieError
+from photon.core.clock import Backoff
+from photon.core.errors import StorageError, UsageError
+
+ASK_S: Final = 10
+"""For one statement, and for a lock that somebody else holds."""
+AGAIN_S: Final = 60.0
+"""So long what has failed is tried again: a failover takes less."""
+BEGINS_S: Final = 5.0
+"""The same at the start, when somebody waits who may have mistyped something."""
+SCHEMA: Final = "millwheel"
+MAY_LOSE: Final = "may_lose_acknowledged"
+_AGAIN: Final = Backoff(0.05, 2.0)
+_ROWS_AT_ONCE: Final = 5_000
+_TIMEOUTS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+_NEVER_WORKS: Final = (
+    errors.InsufficientPrivilege,
+    errors.InvalidCatalogName,
+    errors.UndefinedColumn,
+)
+_UNCONFIRMED: Final = ("01000", "57P01")
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS sequencers (one bool PRIMARY KEY DEFAULT true CHECK (one), last bigint NOT NULL);
+INSERT INTO sequencers (last) VALUES (0) ON CONFLICT DO NOTHING;
+CREATE TABLE IF NOT EXISTS claims (sequencer bigint PRIMARY KEY, alive bool NOT NULL);
+CREATE TABLE IF NOT EXISTS fences (slot smallint PRIMARY KEY, sequencer bigint NOT NULL);
+CREATE TABLE IF NOT EXISTS log (lane smallint, sequencer bigint, number bigint, blob bytea NOT NULL,
+                                PRIMARY KEY (lane, sequencer, number));
+CREATE TABLE IF NOT EXISTS rows (name bytea PRIMARY KEY, value bytea NOT NULL);
+CREATE TABLE IF NOT EXISTS meta (name bytea PRIMARY KEY, value bytea NOT NULL);
+"""
+_NEXT_SEQUENCER: Final = "UPDATE sequencers SET last = last + 1 RETURNING last"
+_END_CLAIMS: Final = """
+UPDATE claims SET alive = false
+WHERE alive AND sequencer IN (SELECT sequencer FROM fences WHERE slot = ANY(%s))"""
+_CLAIM: Final = "INSERT INTO claims (sequencer, alive) VALUES (%s, true)"
+_FENCE: Final = """
+INSERT INTO fences (slot, sequencer) SELECT slot, %s FROM unnest(%s::smallint[]) AS mine (slot)
+ON CONFLICT (slot) DO UPDATE SET sequencer = EXCLUDED.sequencer"""
+_LANES: Final = "SELECT DISTINCT lane FROM log"
+_ALIVE: Final = "SELECT 1 FROM claims WHERE sequencer = %s AND alive FOR NO KEY UPDATE"
+_APPEND: Final = """
+WITH own AS (SELECT 1 FROM claims WHERE sequencer = %s AND alive FOR NO KEY UPDATE)
+INSERT INTO log (lane, sequencer, number, blob) SELECT %s, %s, %s, %b FROM own
+ON CONFLICT DO NOTHING RETURNING number"""
+_IS_THERE: Final = "SELECT 1 FROM log WHERE lane = %s AND sequencer = %s AND number = %s"
+_TOUCH: Final = "UPDATE claims SET alive = alive WHERE sequencer = %s"
+"""Durable, and confirmed, only after all that was committed before."""
+_BLOBS: Final = "SELECT blob FROM log WHERE lane = %s ORDER BY sequencer, number"
+_EMPTY: Final = "DELETE FROM log WHERE lane = %s"
+_PUT: Final = """
+INSERT INTO rows (name, value) SELECT * FROM unnest(%b::bytea[], %b::bytea[])
+ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
+_DELETE: Final = "DELETE FROM rows WHERE name = ANY(%b::bytea[])"
+_GET: Final = "SELECT name, value FROM rows WHERE name = ANY(%b::bytea[])"
+_SCAN: Final = "SELECT name, value FROM rows WHERE name >= %b AND name < %b ORDER BY name"
+_SCAN_ON: Final = "SELECT name, value FROM rows WHERE name >= %b ORDER BY name"
+_NUMBER: Final = """
+INSERT INTO meta (name, value) VALUES (%b, %b) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
+
+_Connection = psycopg.Connection[tuple[Any, ...]]
+_Done = TypeVar("_Done")
+
+
+class _UnconfirmedError(Exception):
+    """The server has given up waiting for its standby: the commit may be lost with it."""
+
+
+class PostgresqlStore(LoggedStore):
+    """Of `postgresql://USER@HOST[,HOST]/DATABASE`, with libpq's parameters; `?schema=`: of the run, which has
+    it for itself.
+
+    UsageError for what can't work, and for a server that no standby confirms commits of, unless
+    `?may_lose_acknowledged=yes`; StorageError if it does not answer for AGAIN_S.
+    """
+
+    def __init__(self, uri: str, again_s: float = AGAIN_S) -> None:
+        super().__init__()
+        parts = urlsplit(uri)
+        given = dict(parse_qsl(parts.query))
+        self._schema = given.pop("schema", SCHEMA)
+        may_lose = given.pop(MAY_LOSE, "no") == "yes"
+        self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} (schema {self._schema})"
+        given = {
+            "connect_timeout": str(ASK_S),
+            "tcp_user_timeout": str(ASK_S * 1000),
+            "target_session_attrs": "read-write",  # of several hosts the one that is no standby
+            "application_name": "photon millwheel",
+            **given,
+        }
+        self._conninfo = urlunsplit(parts._replace(query=urlencode(given)))
+        self._again_s = min(again_s, BEGINS_S)
+        self._rng = random.Random()
+        self._unconfirmed = set[str]()
+        self._connections: dict[str, _Connection] = {}
+        """One that commits, in a thread of its own, and one for the rest."""
+        try:
+            psycopg.conninfo.conninfo_to_dict(self._conninfo)
+        except psycopg.ProgrammingError as error:
+            raise UsageError(
+                f"{self.shown}: {_words(error)}; known are schema, {MAY_LOSE} and libpq's"
+            ) from error
+        try:
+            self._do("rest", lambda connection: self._make(connection, may_lose))
+        except BaseException:
+            self.close()
+            raise
+        self._again_s = again_s
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        end = _after(prefix)
+        query, bounds = (_SCAN_ON, (prefix,)) if end is None else (_SCAN, (prefix, end))
+        try:
+            with self._connected("rest").transaction(), self._connected("rest").cursor("scan") as cursor:
+                cursor.itersize = _ROWS_AT_ONCE
+                for name, value in cursor.execute(query, bounds):
+                    yield bytes(name), bytes(value)
+        except psycopg.Error as error:
+            raise StorageError(f"{self.shown}: {_words(error)}") from error
+
+    def numbers(self, row: bytes, value: bytes | None = None) -> bytes | None:
+        def ask(connection: _Connection) -> bytes | None:
+            if value is not None:
+                connection.execute(_NUMBER, (row, value))
+            found = connection.execute("SELECT value FROM meta WHERE name = %b", (row,)).fetchone()
+            return None if found is None else bytes(found[0])
+
+        return self._do("rest", ask)
+
+    def close(self) -> None:
+        for name in list(self._connections):
+            self._lose(name)
+
+    def _make(self, connection: _Connection, may_lose: bool) -> None:
+        row = connection.execute("SHOW synchronous_standby_names").fetchone()
+        if not (may_lose or (row and row[0])):
+            raise UsageError(
+                f"{self.shown}: no standby confirms commits ('synchronous_standby_names' is empty), so a "
+                f"server that is lost takes acknowledged state with it; set it, or add ?{MAY_LOSE}=yes"
+            )
+        with connection.transaction():
+            # Two that make it at once would both try.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._schema,))
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
+            connection.execute(_TABLES)
+
+    def _take(self, slots: Sequence[int], me: int, workers: int) -> int:
+        def take(connection: _Connection) -> int:
+            with connection.transaction():
+                row = connection.execute(_NEXT_SEQUENCER).fetchone()
+                assert row is not None
+                sequencer = int(row[0])
+                mine = list(slots)
+                connection.execute(_END_CLAIMS, (mine,))
+                connection.execute(_CLAIM, (sequencer,))
+                connection.execute(_FENCE, (sequencer, mine))
+                lanes = sorted(lane for (lane,) in connection.execute(_LANES))
+                for lane in lanes:
+                    if lane % workers == me:
+                        self._write(connection, lane, {})
+            return sequencer
+
+        return self._do("commits", take)
+
+    def _get(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        if not rows:
+            return []
+        found = self._do("rest", lambda connection: connection.execute(_GET, (list(rows),)).fetchall())
+        values = {bytes(name): bytes(value) for name, value in found}
+        return list(map(values.get, rows))
+
+    def _append(self, blob: bytes) -> None:
+        place = self._lane, self._sequencer, self._next
+        tries = 0
+
+        def append(connection: _Connection) -> None:
+            nonlocal tries
+            tries += 1
+            put = connection.execute(_APPEND, (self._sequencer, *place, blob)).fetchone()
+            if put is not None or "commits" in self._unconfirmed:
+                return
+            # A former try's, whose commit nobody may have confirmed; or this one is fenced.
+            if tries == 1 or connection.execute(_IS_THERE, place).fetchone() is None:
+                raise ZombieError("another worker has the key intervals of this one by now")
+            connection.execute(_TOUCH, (self._sequencer,))
+
+        self._do("commits", append, ASK_S)
+
+    def _fold(self, changes: Mapping[bytes, bytes | None]) -> None:
+        def fold(connection: _Connection) -> None:
+            with connection.transaction():
+                if connection.execute(_ALIVE, (self._sequencer,)).fetchone() is None:
+                    raise ZombieError("another worker has the key intervals of this one by now")
+                self._write(connection, self._lane, changes)
+
+        self._do("commits", fold)
+
+    def _write(self, connection: _Connection, lane: int, more: Mapping[bytes, bytes | None]) -> None:
+        """The rows of a log, and these, to the table, in the order of their names; the log is empty then.
+        Whole values: done twice, it ends alike."""
+        blobs = [bytes(blob) for (blob,) in connection.execute(_BLOBS, (lane,))]
+        rows = put_together(blobs, more, self.shown)
+        names = sorted(rows)
+        for start in range(0, len(names), _ROWS_AT_ONCE):
+            some = names[start : start + _ROWS_AT_ONCE]
+            put = [name for name in some if rows[name] is not None]
+            connection.execute(_PUT, (put, [rows[name] for name in put]))
+            connection.execute(_DELETE, ([name for name in some if rows[name] is None],))
+        connection.execute(_EMPTY, (lane,))
+
+    # Connections.
+
+    def _do(self, name: str, what: Callable[[_Connection], _Done], within_s: float = AGAIN_S) -> _Done:
+        """It, again and again on new connections where they fail. `within_s`: of one try."""
+        until, failures = time.monotonic() + self._again_s, 0
+        while True:
+            try:
+                connection = self._connected(name)
+                with _bounded(connection, within_s):
+                    done = what(connection)
+                if name in self._unconfirmed:
+                    raise _UnconfirmedError("its standby has not confirmed a commit")
+                return done
+            except _NEVER_WORKS as error:
+                self._lose(name)
+                raise UsageError(f"{self.shown}: {_words(error)}") from error
+            except (psycopg.Error, _UnconfirmedError) as error:
+                self._lose(name)
+                failures += 1
+                wait_s = _AGAIN.delay_s(failures, self._rng.uniform)
+                if time.monotonic() + wait_s > until:
+                    raise StorageError(
+                        f"{self.shown}: {_words(error)}; tried for {self._again_s:g} s"
+                    ) from error
+                time.sleep(wait_s)
+
+    def _connected(self, name: str) -> _Connection:
+        connection = self._connections.get(name)
+        if connection is None:
+            connection = psycopg.connect(self._conninfo, autocommit=True)
+            connection.add_notice_handler(partial(self._on_notice, name))
+            for timeout in _TIMEOUTS:
+                connection.execute("SELECT set_config(%s, %s, false)", (timeout, f"{ASK_S}s"))
+            connection.execute("SELECT set_config('search_path', %s, false)", (self._schema,))
+            self._connections[name] = connection
+        return connection
+
+    def _on_notice(self, name: str, notice: errors.Diagnostic) -> None:
+        # The wait for its standby was given up: it is committed there, and perhaps nowhere else.
+        if notice.severity_nonlocalized == "WARNING" and notice.sqlstate in _UNCONFIRMED:
+            self._unconfirmed.add(name)
+
+    def _lose(self, name: str) -> None:
+        self._unconfirmed.discard(name)
+        connection = self._connections.pop(name, None)
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.close()
+
+
+@contextlib.contextmanager
+def _bounded(connection: _Connection, within_s: float) -> Iterator[None]:
+    """What is asked within the block is given up then: the server itself bounds no wait for its standby."""
+    over = threading.Event()
+
+    def give_up() -> None:
+        while not over.wait(within_s):
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel()
+
+    thread = threading.Thread(target=give_up, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _after(prefix: bytes) -> bytes | None:
+    """The first name behind all that start so; None if there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
+
+
+def _words(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
