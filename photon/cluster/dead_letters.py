@@ -52,6 +52,9 @@ class Letter(msgspec.Struct, frozen=True):
         return bytes(self.event)
 
 
+_decode: Final = msgspec.json.Decoder(Letter).decode
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Which letters are meant; None and empty: all."""
@@ -86,18 +89,20 @@ def read_letters(directory: Path, stem: str = "foreign") -> Iterator[tuple[bytes
 
     StorageError for a line that is no letter.
     """
-    decoder = msgspec.json.Decoder(Letter)
     for path in sorted(directory.glob(f"{stem}-*.jsonl")):
         with storage_errors(path), path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                try:
-                    yield line, decoder.decode(line)
-                except (msgspec.DecodeError, ValueError) as error:
-                    raise StorageError(
-                        f"{path}: a line that is no dead letter ({error}); move the file away"
-                    ) from error
+                yield line, letter_of(path, line)
+
+
+def letter_of(path: Path, line: bytes) -> Letter:
+    """A line of the file. StorageError for one that is no letter."""
+    try:
+        return _decode(line)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise StorageError(f"{path}: a line that is no dead letter ({error}); move the file away") from error
 
 
 def count_letters(directory: Path, chosen: Filter) -> list[dict[str, Any]]:

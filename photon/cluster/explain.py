@@ -17,7 +17,7 @@ from dispatcher.client import DispatcherClient
 from eventstore.client import EventStoreClient
 from joiner.joined_lines import blocks_of, joined_files
 from joiner.output_files import PARQUET
-from photon.cluster.dead_letters import Filter, read_letters, text_at
+from photon.cluster.dead_letters import Filter, letter_of, text_at
 from photon.cluster.ledgers import waiting_in
 from photon.cluster.registry_access import Named, asked_registry, registry_of
 from photon.cluster.topology import Pipeline, Topology
@@ -174,13 +174,14 @@ def primary_in(
 
 
 def letters_of(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:
-    """The dead letters of the event, in every datacenter."""
+    """The dead letters of the event, in every datacenter. StorageError for a line that is no letter."""
     chosen = Filter(id=asked.id, id_path=asked.id_path)
-    for datacenter in sorted(path for path in directory.glob("*") if path.is_dir()):
-        for _, letter in read_letters(datacenter):
+    for path in sorted(directory.glob("*/foreign-*.jsonl")):
+        for _, line in _lines_with(path, asked):
+            letter = letter_of(path, line)
             if chosen.takes(letter):
                 yield {
-                    "datacenter": datacenter.name,
+                    "datacenter": path.parent.name,
                     "fate": letter.fate.value,
                     "reason": letter.reason,
                     "file": letter.file,
@@ -201,7 +202,9 @@ def joined_lines(
         place = "row" if path.suffix == PARQUET else "offset"
         try:
             for at, line in _lines_with(path, asked):
-                yield {"datacenter": path.parent.name, "file": str(path), place: at, "line": line}
+                if _holds(line, asked):
+                    text = line.decode("utf-8", "replace")
+                    yield {"datacenter": path.parent.name, "file": str(path), place: at, "line": text}
         except FileNotFoundError:
             continue
         except (OSError, PhotonError) as error:
@@ -216,8 +219,8 @@ def _joined_files(directory: Path) -> Iterator[Path]:
             yield path.with_suffix(PARQUET)
 
 
-def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
-    """Only lines that hold a part of the id are parsed."""
+def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, bytes]]:
+    """Whole lines that hold a part of the id, which are few, and where each begins: at which byte, or row."""
     needle = max(_NEVER_ESCAPED.findall(asked.id), key=len, default="").encode()
     for first, data in blocks_of(path):
         at = data.find(needle)
@@ -225,9 +228,8 @@ def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
             start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
             if end < 0:
                 break
-            if _holds(data[start:end], asked):
-                row = data.count(b"\n", 0, start) if path.suffix == PARQUET else start
-                yield first + row, data[start:end].decode("utf-8", "replace")
+            row = data.count(b"\n", 0, start) if path.suffix == PARQUET else start
+            yield first + row, data[start:end]
             at = data.find(needle, end + 1)
 
 
