@@ -4,7 +4,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import Answer
 from photon.core.columns import split_ids, take_ids
 from photon.logs.text import ALL_READ
+
+_ARRIVED_MAX: Final = 1 << 13
+"""Arrivals that are remembered: from the answer that an event's primary is absent until it is hedged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +65,7 @@ class WaitingBatches:
         self._read_to_us = ALL_READ
         self._hedged: deque[Hedged] = deque()
         self._released = 0
-        self._absent: Awaited[tuple[Hedged, int]] = Awaited()
+        self._absent: Awaited[tuple[Hedged, int]] = Awaited(arrived_max=_ARRIVED_MAX)
         self._woken: dict[Hedged, list[int]] = {}
         self._tried = Counter[Hedged]()
         """How many tries are under way."""
