@@ -10,7 +10,7 @@ import click
 
 from photon.cli.options import path_option, system_options
 from photon.cluster.topology import Topology, find_system
-from photon.core.errors import AddressInUseError, UsageError
+from photon.core.errors import UsageError
 
 if TYPE_CHECKING:
     from photon.cluster.run import Watch
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from photon.dev.run import Doings
 
 LISTEN: Final = "127.0.0.1:7480"
-_ANY_PORT: Final = "127.0.0.1:0"
 MISSING: Final = "the console needs starlette and uvicorn: pip install 'photon-joiner[console]'"
 
 
@@ -90,12 +89,7 @@ def watch_of(listen: str, notice: Callable[[str], None], doings: "Doings | None"
                 acts = {name: outage(name) for name in ("kill", "freeze", "restore")}
                 shared["acts"] = {**acts, "replay": replaying(topology)}
                 shared |= {"down": lambda: doings.down, "checks": check.told}
-            try:
-                console = Console(topology, work, listen, **shared)
-            except AddressInUseError:
-                if listen != LISTEN:
-                    raise
-                console = Console(topology, work, _ANY_PORT, **shared)
+            console = Console(topology, work, listen, or_any=listen == LISTEN, **shared)
             console.start()
             held.callback(console.stop)
             notice(f"console: {console.url}")

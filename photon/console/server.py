@@ -35,6 +35,7 @@ class Console:
         topology: Topology,
         work: Path,
         listen: str = DEFAULT,
+        or_any: bool = False,
         ask: bool = True,
         acts: Mapping[str, Act] | None = None,
         down: Callable[[], Mapping[str, str]] = dict,
@@ -42,7 +43,8 @@ class Console:
         millwheel: Callable[..., Mapping[str, Any]] | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`work`: where its index and its audit log are. AddressInUseError, SettingsError, UsageError."""
+        """`work`: where its index and its audit log are; `or_any`: another port will do, if that is taken.
+        AddressInUseError, SettingsError, UsageError."""
         host, port = split_address(listen, "--listen")
         tls = topology.settings.tls
         if host not in ("127.0.0.1", "localhost", "::1") and not tls.ca:
@@ -71,7 +73,7 @@ class Console:
             ssl_cert_reqs=ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE,
         )
         self._server = uvicorn.Server(config)
-        self._socket = _bound(host, port, listen)
+        self._socket = _bound(host, port, listen, or_any)
         port = self._socket.getsockname()[1]
         self.url = f"{'https' if tls.ca else 'http'}://{host}:{port}/"
         self._threads = [threading.Thread(target=self._serve, name="console", daemon=True)]
@@ -115,12 +117,18 @@ class Console:
             reader.close()
 
 
-def _bound(host: str, port: int, listen: str) -> socket.socket:
+def _bound(host: str, port: int, listen: str, or_any: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, port))
+        try:
+            bound.bind((host, port))
+        except OSError:
+            if not or_any:
+                raise
+            bound.bind((host, 0))
+        bound.listen()  # from now on nobody else gets the port
     except OSError as error:
         bound.close()
         raise AddressInUseError(f"--listen {listen}: {error.strerror}; name another one") from error
