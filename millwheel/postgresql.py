@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors, sql
 
 from millwheel.engine.logged import LoggedStore, put_together
 from millwheel.errors import ZombieError
+from photon.connect.uris import parse_uri
 from photon.core.clock import Backoff
-from photon.core.errors import StorageError, UsageError
+from photon.core.errors import StorageError, UsageError, first_line
 
 ASK_S: Final = 10
 """For one statement, and for a lock that somebody else holds."""
@@ -99,29 +99,28 @@ class PostgresqlStore(LoggedStore):
 
     def __init__(self, uri: str, again_s: float = AGAIN_S) -> None:
         super().__init__()
-        parts = urlsplit(uri)
-        given = dict(parse_qsl(parts.query))
+        parsed = parse_uri(uri)
+        given = dict(parsed.options)
         self._schema = given.pop("schema", SCHEMA)
         may_lose = given.pop(MAY_LOSE, "no") == "yes"
-        self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} (schema {self._schema})"
-        given = {
-            "connect_timeout": str(ASK_S),
-            "tcp_user_timeout": str(ASK_S * 1000),
+        self.shown = f"{parsed.shown} (schema {self._schema})"
+        parameters: dict[str, Any] = {
+            "connect_timeout": ASK_S,
+            "tcp_user_timeout": ASK_S * 1000,
             "target_session_attrs": "read-write",  # of several hosts the one that is no standby
             "application_name": "photon millwheel",
             **given,
         }
-        self._conninfo = urlunsplit(parts._replace(query=urlencode(given)))
         self._again_s = min(again_s, BEGINS_S)
         self._rng = random.Random()
         self._unconfirmed = set[str]()
         self._connections: dict[str, _Connection] = {}
         """One that commits, in a thread of its own, and one for the rest."""
         try:
-            psycopg.conninfo.conninfo_to_dict(self._conninfo)
+            self._conninfo = psycopg.conninfo.make_conninfo(uri.partition("?")[0], **parameters)
         except psycopg.ProgrammingError as error:
             raise UsageError(
-                f"{self.shown}: {_words(error)}; known are schema, {MAY_LOSE} and libpq's"
+                f"{self.shown}: {first_line(error)}; known are schema, {MAY_LOSE} and libpq's"
             ) from error
         try:
             self._do("rest", lambda connection: self._make(connection, may_lose))
@@ -139,7 +138,7 @@ class PostgresqlStore(LoggedStore):
                 for name, value in cursor.execute(query, bounds):
                     yield bytes(name), bytes(value)
         except psycopg.Error as error:
-            raise StorageError(f"{self.shown}: {_words(error)}") from error
+            raise StorageError(f"{self.shown}: {first_line(error)}") from error
 
     def numbers(self, row: bytes, value: bytes | None = None) -> bytes | None:
         def ask(connection: _Connection) -> bytes | None:
@@ -246,14 +245,14 @@ class PostgresqlStore(LoggedStore):
                 return done
             except _NEVER_WORKS as error:
                 self._lose(name)
-                raise UsageError(f"{self.shown}: {_words(error)}") from error
+                raise UsageError(f"{self.shown}: {first_line(error)}") from error
             except (psycopg.Error, _UnconfirmedError) as error:
                 self._lose(name)
                 failures += 1
                 wait_s = _AGAIN.delay_s(failures, self._rng.uniform)
                 if time.monotonic() + wait_s > until:
                     raise StorageError(
-                        f"{self.shown}: {_words(error)}; tried for {self._again_s:g} s"
+                        f"{self.shown}: {first_line(error)}; tried for {self._again_s:g} s"
                     ) from error
                 time.sleep(wait_s)
 
@@ -303,7 +302,3 @@ def _after(prefix: bytes) -> bytes | None:
     """The first name behind all that start so; None if there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
-
-
-def _words(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

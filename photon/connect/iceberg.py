@@ -20,8 +20,8 @@ from pyiceberg.exceptions import (
 )
 
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri, batching, first_line
-from photon.core.errors import PhotonError, UnavailableError, UsageError
+from photon.connect.uris import Uri, batching
+from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
 from photon.logs.parquet import rows_of, schema_of
 from photon.logs.writer import LogPosition
 

@@ -23,8 +23,8 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri, batching, first_line
-from photon.core.errors import PhotonError, UnavailableError, UsageError
+from photon.connect.uris import Uri, batching
+from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
 from photon.logs.parquet import convert
 from photon.logs.writer import LogPosition
 

@@ -13,9 +13,9 @@ from psycopg import errors, sql
 
 from photon.connect.keys import keys_by
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri, first_line
+from photon.connect.uris import Uri
 from photon.core.columns import split_lines
-from photon.core.errors import PhotonError, UnavailableError, UsageError
+from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
 from photon.logs.writer import LogPosition
 
 ASK_S: Final = 10

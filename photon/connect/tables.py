@@ -22,9 +22,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from photon.connect.ports import Batch, Fields, Loss, State
-from photon.connect.uris import Uri, first_line
+from photon.connect.uris import Uri
 from photon.core.columns import parse_path
-from photon.core.errors import UnavailableError, UsageError
+from photon.core.errors import UnavailableError, UsageError, first_line
 from photon.logs.files import matching_files
 
 ROWS_MAX: Final = 16_384

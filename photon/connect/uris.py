@@ -81,11 +81,6 @@ def _number(uri: Uri, name: str, text: str, most: float) -> float:
     return value
 
 
-def first_line(error: Exception) -> str:
-    """What a library's error says, in a line."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def known_as(text: str) -> list[str]:
     """ "source", "sink" or both: what its scheme can be. UsageError: neither."""
     uri = parse_uri(text)

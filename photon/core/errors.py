@@ -68,3 +68,8 @@ class AddressInUseError(UsageError):
 
 class AdapterError(UsageError):
     """The adapter that the settings name can't be loaded."""
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, in a line."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
