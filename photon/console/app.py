@@ -58,13 +58,24 @@ class Audit:
             file.write(json.dumps({"time_s": round(time.time(), 3), **row}).encode() + b"\n")
 
 
-class _Headers:
-    """Adds what forbids other sites to show or to read what is served here."""
+class _Closed:
+    """Forbids other sites to show or to read what is served here, and to ask for more than to be followed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope.get("headers", ()))
+        elsewhere = given.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        refused = None
+        if elsewhere and given.get(b"sec-fetch-mode") != b"navigate":  # what a browser says of itself
+            refused = PlainTextResponse("asked for by another site\n", 403)
+        elif len(scope.get("query_string", b"")) + sum(map(len, given.values())) > BODY_BYTES_MAX:
+            refused = PlainTextResponse("too long\n", 431)
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *_HEADERS.items()]
@@ -146,7 +157,7 @@ def make_app(pages: Pages, hosts: Sequence[str], acts: Mapping[str, Act], audit:
     routes.append(Route("/actions/{name}", act, methods=["POST"]))
     routes.append(Mount("/static", StaticFiles(packages=[("photon.console", "static")])))
     trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=routes, middleware=[Middleware(_Headers), trusted])
+    return Starlette(routes=routes, middleware=[Middleware(_Closed), trusted])
 
 
 def _told(tell: Callable[[Any], Any], asked: Any) -> tuple[int, Any]:

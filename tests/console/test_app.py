@@ -158,6 +158,21 @@ def test_no_other_site_may_read_or_frame_what_is_served(console):
         assert headers["access-control-allow-origin"] is None
 
 
+def test_other_sites_may_link_to_it_and_make_it_do_nothing(console):
+    image = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}
+    assert ask(console, path="/event?id=a", **image).status == 403
+    assert console.told.times == 0
+    link = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    assert ask(console, path="/event?id=a", accept="text/html", **link).status == 200
+    assert ask(console, path="/event?id=a", sec_fetch_site="same-origin", sec_fetch_mode="cors").status == 200
+
+
+def test_what_is_too_long_is_refused(console):
+    assert ask(console, path="/event?id=" + "a" * 100_000).status in (400, 414, 431)
+    assert ask(console, path="/", x_long="a" * 100_000).status in (400, 431)
+    assert ask(console).status == 200
+
+
 def test_what_is_vendored_is_what_its_checksums_say():
     static = Path(photon.console.__file__).with_name("static")
     for line in (static / "CHECKSUMS").read_text().splitlines():
