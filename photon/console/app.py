@@ -8,6 +8,7 @@ be read by another origin. Bodies and listeners are bounded.
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ class Audit:
         """StorageError."""
         with storage_errors(self._path), self._path.open("ab", buffering=0) as file:
             file.write(json.dumps({"time_s": round(time.time(), 3), **row}).encode() + b"\n")
+            os.fsync(file.fileno())
 
 
 class _Closed:
