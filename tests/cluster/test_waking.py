@@ -14,9 +14,9 @@ from tests.waiting import wait_until
 CLICKS = 40
 SLOW = """
 [dispatcher]
-retry_delay_ms_min = 5000
+retry_delay_ms_min = 20000
 """
-"""Few would be tried by backoff before they are woken; what failed on a busy machine is tried again."""
+"""None is tried by backoff before it is woken, on a busy machine neither; what failed there is tried again."""
 MANY_PROCESSES = SLOW + "workers = 2\n[eventstore]\nprocesses = 2\n"
 
 

@@ -32,6 +32,7 @@ class Tables(Truth):
         path.with_suffix(".part").rename(path)
 
 
+@pytest.mark.long
 def test_one_datacenter_reads_tables_and_both_publish_through_kills(tmp_path):
     lake = tmp_path / "lake"
     sink = f"file://{lake}?format=parquet&every_s=0.5"

@@ -83,8 +83,8 @@ def asked(monkeypatch):
     runs = []
 
     class Run:
-        def __init__(self, name, *how):
-            runs.append((load_topology(name), *how[:-1]))
+        def __init__(self, name, work, workers, follow, _tell, store):
+            runs.append((load_topology(name), work, workers, follow, store))
 
         def run(self):
             return {"dead_letters": 0, "counts": {}, "ended": True, "seconds": 0, "restarts": 0}
@@ -131,7 +131,7 @@ def test_how_logs_are_read_is_the_commands_to_say(asked):
     given = "--key user --window 1s --work work --workers 3 --json"
     assert group.main(["windows", *words.split(), *given.split()], standalone_mode=False) == 0
     ((topology, *how),) = asked
-    assert how == [Path("work"), 3, True]
+    assert how == [Path("work"), 3, True, ""]
     assert topology.injectors == {"records": Logs(("a*", "b*"), "at.s", "s", lateness_s=60)}
     assert topology.computations["count"].late == "drop"
     assert topology.sinks == {"windows": LogSink("mine")}
