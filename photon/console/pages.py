@@ -14,7 +14,7 @@ from photon.cluster.dead_letters import Filter, count_letters, read_letters
 from photon.cluster.explain import Asked, explain, joined_lines
 from photon.cluster.statuses import Sample, Status, fates_of, whole
 from photon.cluster.told import groups_of, line_of, verdict
-from photon.cluster.topology import Topology
+from photon.cluster.topology import Pipeline, Topology
 from photon.console.history import History
 from photon.console.index import JoinedIndex
 from photon.core.columns import unpack_times
@@ -137,7 +137,7 @@ class Pages:
         sample, _fates = self._look()
         return {"datacenters": {p.datacenter: self._waits(p, sample) for p in self._topology.pipelines}}
 
-    def _waits(self, pipeline: Any, sample: Sample) -> dict[str, Any]:
+    def _waits(self, pipeline: Pipeline, sample: Sample) -> dict[str, Any]:
         own = [one for one in sample.of("dispatcher") if one["datacenter"] == pipeline.datacenter]
         found: list[dict[str, Any]] = []
         silent = []

@@ -21,7 +21,6 @@ from photon.core.clock import SystemClock
 from photon.core.errors import AddressInUseError, PhotonError, UsageError
 from photon.core.fates import Fate
 
-DEFAULT: Final = "127.0.0.1:7480"
 _CONNECTIONS_MAX: Final = 256
 _IDLE_S: Final = 10
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -34,7 +33,7 @@ class Console:
         self,
         topology: Topology,
         work: Path,
-        listen: str = DEFAULT,
+        listen: str,
         or_any: bool = False,
         ask: bool = True,
         acts: Mapping[str, Act] | None = None,
