@@ -8,7 +8,7 @@ not stop the others: a batch that keeps failing goes on in smaller parts until t
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -215,12 +215,8 @@ class Sender:
     def send_again(self, parts: Sequence[tuple[Events, Answer, Rows]]) -> None:
         """These rows of batches once more, in one request; their verdicts stay where it was time to stop."""
         found = self.send(concat([events.take(rows) for events, _, rows in parts]))
-        if found is None:
-            return
-        start = 0
-        for _, answer, rows in parts:
-            answer.put(rows, found, start)
-            start += len(rows)
+        if found is not None:
+            _hand_out(found, ((answer, rows) for _, answer, rows in parts))
 
     def send_hedged(self, batches: Sequence[tuple[Events, Answer]], due: float) -> None:
         """The rest of the verdicts, now that their homes had their time: one lookup, and one request to a
@@ -239,10 +235,7 @@ class Sender:
             )
         if self._may_ask:  # or nobody has said what the homes have done
             self._learn(events, found, late_s)
-        start = 0
-        for (_, answer), these in zip(batches, rows, strict=True):
-            answer.put(these, found, start)
-            start += len(these)
+        _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
 
     def due(self) -> float:
         """When events that are hedged now are to be sent; monotonic."""
@@ -413,6 +406,14 @@ class Sender:
         answer.at_us[rows] = self._clock.now_us()
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())
+
+
+def _hand_out(found: Answer, to: Iterable[tuple[Answer, Rows]]) -> None:
+    """Its rows, one after the other, to those rows of the answers that were asked for together."""
+    start = 0
+    for answer, rows in to:
+        answer.put(rows, found, start)
+        start += len(rows)
 
 
 def _all_to_send(events: Events) -> Verdicts:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -364,3 +365,27 @@ class Reader:
             position.offset,
             counts.lost_bytes + group.lost_bytes,
         )
+
+
+def follower_of(
+    log_file_map: LogFileMap,
+    patterns: Sequence[str],
+    directory: Path,
+    settings: Logs,
+    clock: Clock,
+    notices: Notices,
+    wake: threading.Event,
+    drain: bool = False,
+) -> LogFollower:
+    """Of logs that go on being read from where the map in `directory` has them."""
+    return LogFollower(
+        patterns,
+        directory / "spool",
+        settings,
+        clock,
+        log_file_map.states(),
+        drain,
+        notices.tell,
+        wake=wake.set,
+        first=log_file_map.next_number,
+    )

@@ -18,7 +18,7 @@ from eventstore.log_file_map import LogFileMap
 from eventstore.lookup import EventLookup, LogsEventStore
 from eventstore.peers import Peers
 from eventstore.read_on import ReadOn
-from eventstore.reader import Reader
+from eventstore.reader import Reader, follower_of
 from eventstore.segments import LOADING_LETTERS, identity_of
 from photon.core.addresses import mistake
 from photon.core.clock import Clock
@@ -28,7 +28,6 @@ from photon.core.errors import OverloadedError, PhotonError, UnavailableError
 from photon.core.ids import ID_BYTES
 from photon.core.settings import MIB, Settings
 from photon.core.status import Notices
-from photon.logs.follow import LogFollower
 from photon.logs.formats import json_lines
 from photon.logs.writer import RotatingLog
 from photon.rpc import eventstore_pb2 as pb
@@ -90,16 +89,8 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         wake = threading.Event()
         self._peers = Peers(listen, peers, own.virtual_nodes, clock, self._serves, wake.set, network)
         self._filling = Filling(self._cache, self._peers, network)
-        follower = LogFollower(
-            patterns,
-            directory / "spool",
-            settings.logs,
-            clock,
-            self._map.states(),
-            drain,
-            self._notices.tell,
-            wake=wake.set,
-            first=self._map.next_number,
+        follower = follower_of(
+            self._map, patterns, directory, settings.logs, clock, self._notices, wake, drain
         )
         self._reader = Reader(
             follower,

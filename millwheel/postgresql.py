@@ -21,12 +21,11 @@ from psycopg import errors, sql
 
 from millwheel.engine.logged import LoggedStore, put_together
 from millwheel.errors import ZombieError
+from photon.connect.postgresql import ASK_S, connected
 from photon.connect.uris import parse_uri
 from photon.core.clock import Backoff
 from photon.core.errors import StorageError, UsageError, first_line
 
-ASK_S: Final = 10
-"""For one statement, and for a lock that somebody else holds."""
 AGAIN_S: Final = 60.0
 """So long what has failed is tried again: a failover takes less."""
 BEGINS_S: Final = 5.0
@@ -35,7 +34,6 @@ SCHEMA: Final = "millwheel"
 MAY_LOSE: Final = "may_lose_acknowledged"
 _AGAIN: Final = Backoff(0.05, 2.0)
 _ROWS_AT_ONCE: Final = 5_000
-_TIMEOUTS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 _NEVER_WORKS: Final = (
     errors.InsufficientPrivilege,
     errors.InvalidCatalogName,
@@ -187,7 +185,7 @@ class PostgresqlStore(LoggedStore):
     def _get(self, rows: Sequence[bytes]) -> list[bytes | None]:
         if not rows:
             return []
-        found = self._do("rest", lambda connection: connection.execute(_GET, (list(rows),)).fetchall())
+        found = self._do("rest", lambda connection: connection.execute(_GET, (list(rows),)).fetchall(), None)
         values = {bytes(name): bytes(value) for name, value in found}
         return list(map(values.get, rows))
 
@@ -232,13 +230,14 @@ class PostgresqlStore(LoggedStore):
 
     # Connections.
 
-    def _do(self, name: str, what: Callable[[_Connection], _Done], within_s: float = AGAIN_S) -> _Done:
-        """It, again and again on new connections where they fail. `within_s`: of one try."""
+    def _do(self, name: str, what: Callable[[_Connection], _Done], within_s: float | None = AGAIN_S) -> _Done:
+        """It, again and again on new connections where they fail. `within_s`: of one try; None where nothing
+        is committed: the server's own timeouts do."""
         until, failures = time.monotonic() + self._again_s, 0
         while True:
             try:
                 connection = self._connected(name)
-                with _bounded(connection, within_s):
+                with contextlib.nullcontext() if within_s is None else _bounded(connection, within_s):
                     done = what(connection)
                 if name in self._unconfirmed:
                     raise _UnconfirmedError("its standby has not confirmed a commit")
@@ -259,10 +258,8 @@ class PostgresqlStore(LoggedStore):
     def _connected(self, name: str) -> _Connection:
         connection = self._connections.get(name)
         if connection is None:
-            connection = psycopg.connect(self._conninfo, autocommit=True)
+            connection = connected(self._conninfo, autocommit=True)
             connection.add_notice_handler(partial(self._on_notice, name))
-            for timeout in _TIMEOUTS:
-                connection.execute("SELECT set_config(%s, %s, false)", (timeout, f"{ASK_S}s"))
             connection.execute("SELECT set_config('search_path', %s, false)", (self._schema,))
             self._connections[name] = connection
         return connection

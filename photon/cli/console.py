@@ -69,7 +69,7 @@ def command(
 def watch_of(listen: str, notice: Callable[[str], None], doings: "Doings | None" = None) -> "Watch":
     """A console for a run; on any port where the default one is taken. `doings`: of `photon dev`."""
     from photon.console.server import Console, replaying
-    from photon.dev.live import LiveCheck
+    from photon.dev.pairs import LiveCheck
 
     def outage(what: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
         def done(asked: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,6 @@
 """`photon dead-letters list|show|replay`: what was not joined, why, and another try."""
 
 import json
-import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,13 +9,20 @@ from typing import Any, Final
 import click
 
 from photon.cli.options import config_option, json_flag, path_option, work_option
-from photon.cluster.dead_letters import REPLAYED, Filter, Letter, count_letters, read_letters, replay
+from photon.cluster.dead_letters import (
+    FATES,
+    REPLAYED,
+    Filter,
+    Letter,
+    count_letters,
+    read_letters,
+    replay_in,
+)
 from photon.cluster.topology import Topology, find_system
 from photon.core.errors import UsageError
-from photon.core.fates import LETTERS, Fate
+from photon.core.fates import Fate
 
 _ROWS_SHOWN: Final = 50
-_FATES: Final = [fate.value for fate in Fate if fate in (*LETTERS, Fate.DUPLICATE)]
 
 
 def _which(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,7 +30,7 @@ def _which(command: Callable[..., Any]) -> Callable[..., Any]:
         json_flag("Print JSON."),
         click.option("--id", "event_id", metavar="ID", help="Only the foreign event of this id."),
         click.option("--reason", default="", metavar="SUBSTRING", help="Only those whose reason has it."),
-        click.option("--fate", "fates", multiple=True, type=click.Choice(_FATES), help="Repeatable."),
+        click.option("--fate", "fates", multiple=True, type=click.Choice(FATES), help="Repeatable."),
         click.option("--datacenter", help="Only of this one  [default: all]"),
         config_option("Settings (photon.toml) that name the system's [datacenters]."),
         work_option("Work directory of a run here  [default: OUT/.photon]"),
@@ -99,16 +105,10 @@ def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
     counts as one more event read, and what is replayed once is left out the next time.
     """
     topology = _topology(which)
-    name = f"replay-{secrets.token_hex(8)}.jsonl"
     chosen = _filter({**which, "fates": which["fates"] or [fate.value for fate in REPLAYED]})
-    counts = {}
-    for directory in _directories(which):
-        home = topology.pipeline(directory.name).home("dispatcher")
-        if not home.is_dir():
-            raise UsageError(
-                f"{home}: the dispatchers of '{directory.name}' run elsewhere; replay its letters there"
-            )
-        counts[directory.name] = replay(directory, home / "inbox", name, chosen, again)
+    counts = {
+        directory.name: replay_in(topology, directory, chosen, again) for directory in _directories(which)
+    }
     if as_json:
         click.echo(json.dumps(counts))
         return

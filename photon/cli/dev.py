@@ -1,7 +1,6 @@
 """`photon dev`: a system of several datacenters on this machine, to look at and to kill datacenters of."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,11 +92,17 @@ def command(
         watch = watch_of(listen, view.notice, doings)
     elif console:
         view.notice(f"no page shows this run: {MISSING}")
-    datacenters = datacenters or 2
     job = DevJob(
-        out, work, settings, replicas, datacenters=datacenters, outage=outage, doings=doings, **given
+        out,
+        work,
+        settings,
+        replicas,
+        datacenters=datacenters or 2,
+        outage=outage,
+        doings=doings,
+        watch=watch,
+        **given,
     )
-    job = replace(job, watch=watch)
     try:
         summary = run_dev(job, view)
     finally:

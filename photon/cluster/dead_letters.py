@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
+import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -19,11 +20,14 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from photon.cluster.topology import Topology
 from photon.core.columns import parse_path
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_all
-from photon.core.errors import LockedError, StorageError
-from photon.core.fates import LETTER_REASONS, Fate
+from photon.core.errors import LockedError, StorageError, UsageError
+from photon.core.fates import LETTER_REASONS, LETTERS, Fate
 
+FATES: Final = [fate.value for fate in Fate if fate in (*LETTERS, Fate.DUPLICATE)]
+"""Those that have letters."""
 REPLAYED: Final = tuple(LETTER_REASONS)
 """Fates that another try may change. A malformed line is replayed where it is asked for."""
 INDEX_FILE: Final = "replayed.index"
@@ -50,6 +54,17 @@ class Letter(msgspec.Struct, frozen=True):
             text: str = msgspec.json.decode(self.event, type=str)
             return text.encode()
         return bytes(self.event)
+
+    def told(self, datacenter: str) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "datacenter": datacenter,
+            "fate": self.fate.value,
+            "reason": self.reason,
+            "file": self.file,
+            "offset": self.offset,
+            "event": self.line().decode("utf-8", "replace"),
+        }
 
 
 _decode: Final = msgspec.json.Decoder(Letter).decode
@@ -172,6 +187,18 @@ def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool 
                 write_all(index.fileno(), b"".join(digests))
                 os.fsync(index.fileno())
         return len(written)
+
+
+def replay_in(topology: Topology, letters: Path, chosen: Filter, again: bool = False) -> int:
+    """As `replay`, from a datacenter's directory of letters to its dispatchers. UsageError if these are on
+    another machine."""
+    home = topology.pipeline(letters.name).home("dispatcher")
+    if not home.is_dir():
+        raise UsageError(
+            f"{home}: the dispatchers of '{letters.name}' run elsewhere; replay its letters there"
+        )
+    name = f"replay-{secrets.token_hex(8)}.jsonl"
+    return replay(letters, home / "inbox", name, chosen, again)
 
 
 def _digest(line: bytes) -> bytes:

@@ -180,14 +180,7 @@ def letters_of(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:
         for _, line in _lines_with(path, asked):
             letter = letter_of(path, line)
             if chosen.takes(letter):
-                yield {
-                    "datacenter": path.parent.name,
-                    "fate": letter.fate.value,
-                    "reason": letter.reason,
-                    "file": letter.file,
-                    "offset": letter.offset,
-                    "event": letter.line().decode("utf-8", "replace"),
-                }
+                yield letter.told(path.parent.name)
 
 
 def joined_lines(

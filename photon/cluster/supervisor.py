@@ -189,8 +189,7 @@ class Supervisor:
         for name in names:
             process = self.children[name].process
             if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(number)
+                process.send_signal(number)
 
     def let_up(self, names: Sequence[str]) -> None:
         """`poll` starts these again, at once."""

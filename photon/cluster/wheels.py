@@ -29,6 +29,7 @@ from millwheel.push import PushedLogs
 from millwheel.topology import Topology, load_topology
 from millwheel.worker import CONTROL, pushed_logs, store_of
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
+from photon.connect.uris import parse_uri
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
@@ -183,6 +184,9 @@ class WheelRun:
         self._same_store()
         store = store_of(self._work, self._store)
         try:
+            if self._store:
+                with storage_errors(self._work):
+                    write_file(self._work / ELSEWHERE, parse_uri(self._store).shown.encode())
             self._go_on(store)
             store.claim(range(SLOTS), 0, 1)
             numbers = numbered(topology, unpack_numbers(store.numbers(NUMBERS_ROW)))
@@ -203,10 +207,6 @@ class WheelRun:
             )
         if not self._store and marked.exists():
             raise UsageError(f"{self._work} has its state in {marked.read_text()}: name it by --store")
-        if self._store and not marked.exists():
-            shown = self._store.partition("?")[0].rpartition("@")[2]
-            with storage_errors(marked):
-                write_file(marked, shown.encode())
 
     def _go_on(self, disk: LoggedStore) -> None:
         """What is ready-made goes on with its own state, which is of its arguments. UsageError."""

@@ -50,6 +50,14 @@ def make_sink(uri: Uri, writer: str) -> "PostgresqlSink":
     return PostgresqlSink(uri, writer)
 
 
+def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tuple[Any, ...]]":
+    """A connection on which no statement and no lock takes longer than ASK_S. psycopg.Error."""
+    connection = psycopg.connect(conninfo, autocommit=autocommit)
+    for name in _TIMEOUTS:
+        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{ASK_S}s"))
+    return connection
+
+
 class PostgresqlSink:
     """photon.connect.ports.Sink."""
 
@@ -79,9 +87,7 @@ class PostgresqlSink:
     def open(self) -> LogPosition | None:
         self.close()
         try:
-            self._connection = connection = psycopg.connect(self._conninfo)
-            for name in _TIMEOUTS:
-                connection.execute("SELECT set_config(%s, %s, false)", (name, f"{ASK_S}s"))
+            self._connection = connection = connected(self._conninfo)
             connection.execute(_MAKE_PLACES)
             connection.execute(self._make)
             row = connection.execute(_LAST_PLACE, (self._known_by,)).fetchone()

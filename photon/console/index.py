@@ -12,12 +12,11 @@ from typing import Any, Final
 
 from eventstore.log_file_map import LogFileMap
 from eventstore.lookup import LogsEventStore
-from eventstore.reader import Reader
+from eventstore.reader import Reader, follower_of
 from eventstore.segments import identity_of
 from photon.core.clock import Clock
 from photon.core.settings import MIB, Primary, Settings
 from photon.core.status import Notices
-from photon.logs.follow import LogFollower
 from photon.logs.formats import json_lines
 from photon.logs.writer import RotatingLog
 
@@ -39,17 +38,8 @@ class JoinedIndex:
         wake = threading.Event()
         self._map = LogFileMap(directory / "map", own.eventstore, identity_of(own))
         self._letters = RotatingLog(directory / "unknown-lines", "joined", _LETTER_BYTES_MAX)
-        follower = LogFollower(
-            [str(joined / "*" / "*.jsonl")],
-            directory / "spool",
-            own.logs,
-            clock,
-            self._map.states(),
-            False,
-            self._notices.tell,
-            wake=wake.set,
-            first=self._map.next_number,
-        )
+        logs = [str(joined / "*" / "*.jsonl")]
+        follower = follower_of(self._map, logs, directory, own.logs, clock, self._notices, wake)
         self._reader = Reader(
             follower,
             self._map,

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Final
 
 from dispatcher.client import DispatcherClient
-from photon.cluster.dead_letters import Filter, count_letters, read_letters
+from photon.cluster.dead_letters import FATES, Filter, count_letters, read_letters
 from photon.cluster.explain import Asked, explain, joined_lines
 from photon.cluster.statuses import Sample, Status, fates_of, whole
 from photon.cluster.told import groups_of, line_of, verdict
@@ -19,7 +19,7 @@ from photon.console.history import History
 from photon.console.index import JoinedIndex
 from photon.core.columns import unpack_times
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.fates import LETTERS, Fate
+from photon.core.fates import Fate
 from photon.logs.formats import json_lines
 
 Query = Mapping[str, str]
@@ -27,7 +27,6 @@ Query = Mapping[str, str]
 LETTERS_A_PAGE: Final = 50
 WAITING_SHOWN: Final = 200
 LINE_CHARS_MAX: Final = 4000
-FATES: Final = [fate.value for fate in Fate if fate in (*LETTERS, Fate.DUPLICATE)]
 _TIMEOUT_S: Final = 5.0
 _AGE_EDGES_S: Final = (1, 10, 60, 600, 3600, 86_400)
 _TRIES_EDGES: Final = (1, 3, 10, 30)
@@ -182,14 +181,7 @@ class Pages:
         wanted = Filter(fates, query.get("reason", ""))
         skip = int(query["skip"]) if query.get("skip", "").isdigit() else 0
         letters = (
-            {
-                "datacenter": name,
-                "fate": letter.fate.value,
-                "reason": letter.reason,
-                "file": letter.file,
-                "offset": letter.offset,
-                "event": letter.line().decode("utf-8", "replace")[:LINE_CHARS_MAX],
-            }
+            letter.told(name)
             for name in ([chosen] if chosen else names)
             for _, letter in read_letters(home / name)
             if wanted.takes(letter)
@@ -199,7 +191,7 @@ class Pages:
             "datacenters": names,
             "fates": FATES,
             "kinds": {name: self._kinds(home / name) for name in names},
-            "letters": shown[:LETTERS_A_PAGE],
+            "letters": [one | {"event": one["event"][:LINE_CHARS_MAX]} for one in shown[:LETTERS_A_PAGE]],
             "skip": skip,
             "more": len(shown) > LETTERS_A_PAGE,
             "acts": list(self._acts),

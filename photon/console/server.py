@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import uvicorn
 
-from photon.cluster.dead_letters import REPLAYED, Filter, count_letters, replay
+from photon.cluster.dead_letters import FATES, REPLAYED, Filter, count_letters, replay_in
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import Topology
 from photon.console.app import Act, Audit, make_app
 from photon.console.index import JoinedIndex
-from photon.console.pages import FATES, Pages
+from photon.console.pages import Pages
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.errors import AddressInUseError, PhotonError, UsageError
@@ -151,18 +151,14 @@ def replaying(topology: Topology) -> Act:
 
     def act(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         datacenter, fate, reason = (asked.get(key, "") for key in ("datacenter", "fate", "reason"))
-        pipelines = {pipeline.datacenter: pipeline for pipeline in topology.pipelines}
-        if datacenter not in pipelines or not isinstance(reason, str) or (fate and fate not in FATES):
-            raise UsageError(f"name a datacenter ({', '.join(pipelines)}), and a fate ({', '.join(FATES)})")
+        names = [pipeline.datacenter for pipeline in topology.pipelines]
+        if datacenter not in names or not isinstance(reason, str) or (fate and fate not in FATES):
+            raise UsageError(f"name a datacenter ({', '.join(names)}), and a fate ({', '.join(FATES)})")
         chosen = Filter([Fate(fate)] if fate else REPLAYED, reason)
         directory = topology.dead_letters_directory(datacenter)
         if asked.get("dry_run"):
             rows = [row for row in count_letters(directory, chosen) if row["log"] == "foreign"]
             return {"would_replay": sum(row["count"] - row["replayed"] for row in rows)}
-        home = pipelines[datacenter].home("dispatcher")
-        if not home.is_dir():
-            raise UsageError(f"{home}: the dispatchers of '{datacenter}' run elsewhere; replay there")
-        name = f"replay-{time.time_ns():x}.jsonl"
-        return {"replayed": replay(directory, home / "inbox", name, chosen)}
+        return {"replayed": replay_in(topology, directory, chosen)}
 
     return act

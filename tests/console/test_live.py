@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from photon.core.errors import UnavailableError, UsageError
-from photon.dev.live import LiveCheck
-from photon.dev.pairs import PairsReport
+from photon.dev.pairs import LiveCheck, PairsReport
 from photon.dev.run import Doings
 from tests.waiting import wait_until
 
