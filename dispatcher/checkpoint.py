@@ -1,32 +1,43 @@
 """What is kept of a share in the registry, so that another dispatcher can go on with it when a machine is
 lost with its disk (docs/dispatcher.md): how far each file is read, the counts, and where the events stand
-that wait. It is as of a transaction of the ledger, so all three fit each other.
+that wait and those that are dead letters. It is as of a transaction of the ledger, so all fit each other.
 
     s         the counts (rules/verdicts.Totals)
+    e         whose dead letters end where (_End)
     f number  a file's FileState
+    l number  where dead letters stand (rules/letters)
     o number  offsets of the events of that file that wait, sorted
+
+Dead letters are lines of the logs with a reason, so who goes on with a share writes those again that it can't
+see; where the disk is shared that is none.
 
 What was decided after the last checkpoint is read again by whoever goes on: the registry makes that harmless,
 and it is counted once, though as a duplicate where it had been joined.
 """
 
 import os
+import re
+import sys
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.ledger import Entry, Ledger
+from dispatcher.ledger import DEAD_LETTER_FILE_BYTES_MAX, Entry, Ledger, letters_stem
 from dispatcher.rules.events import Events, pack_values, unpack_places
+from dispatcher.rules.letters import LetterPlace, unpack_letters
 from dispatcher.rules.verdicts import NOTHING, Totals
+from photon.core.disk import storage_errors
 from photon.core.errors import CorruptStateError
+from photon.core.fates import Fate
 from photon.logs.files import (
     FileState,
     SeenFile,
@@ -39,7 +50,7 @@ from photon.logs.files import (
 )
 from photon.logs.formats import JsonLines
 from photon.logs.packed import is_packed, unpacked
-from photon.logs.writer import LogPosition
+from photon.logs.writer import DeadLetter, LogPosition, RotatingLog, dead_letter_lines
 
 Files = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -47,12 +58,23 @@ Places = tuple[Files, Offsets]
 """Of N events: the number of the file, and where in it the line stands."""
 
 _COUNTS: Final = b"s"
+_END: Final = b"e"
+_LETTERS: Final = b"l"
 _FILE: Final = b"f"
 _OPEN: Final = b"o"
 _NUMBER_BYTES: Final = 8
 _FAST: Final = 1
 _LINE_STEP: Final = 4096
 _NO_OFFSETS: Final = np.empty(0, np.int64)
+_LOOKED_THROUGH_BYTES: Final = 2 * DEAD_LETTER_FILE_BYTES_MAX
+"""The newest of the dead letters that are on the disk: more than rows have places for."""
+
+
+class _End(msgspec.Struct, array_like=True):
+    """`process`: by its number."""
+
+    process: int
+    position: LogPosition
 
 
 class Book:
@@ -70,7 +92,7 @@ class Book:
         self._open: dict[int, Offsets] = {}
         self._opened: dict[int, list[Offsets]] = defaultdict(list)
         self._ended: dict[int, list[Offsets]] = defaultdict(list)
-        self._totals, self.letters = ledger.totals, ledger.letters
+        self._totals, self.letters, self._placed = ledger.totals, ledger.letters, ledger.placed
         self._dirty = set(self._files)
         for values in ledger.waiting_values():
             _sort_in(self._opened, unpack_places(values))
@@ -85,11 +107,17 @@ class Book:
             _sort_in(self._opened, opened)
             _sort_in(self._ended, ended)
             self._totals, self.letters = self._ledger.totals, self._ledger.letters
+            self._placed = self._ledger.placed
 
     def rows(self) -> tuple[dict[bytes, bytes], LogPosition]:
         """All, and `letters`, as of the last transaction."""
         with self._mutex:
             self._packed[_COUNTS] = msgspec.msgpack.encode(self._totals)
+            self._packed[_END] = msgspec.msgpack.encode(_End(self._ledger.process, self.letters))
+            placed = {_key(_LETTERS, number): row for number, row in self._placed.items()}
+            for key in [key for key in self._packed if key[:1] == _LETTERS and key not in placed]:
+                del self._packed[key]
+            self._packed.update(placed)
             for number in self._dirty:
                 self._put(_key(_FILE, number), _packed_state(self._files[number]))
                 if self._files[number].gone:
@@ -124,32 +152,63 @@ class Kept:
     """Rows, unpacked."""
 
     totals: Totals = NOTHING
+    end: _End | None = None
     files: dict[int, FileState] = field(default_factory=dict)
     open: dict[int, Offsets] = field(default_factory=dict)
+    letters: list[LetterPlace] = field(default_factory=list)
 
 
 def unpack_rows(rows: Mapping[bytes, bytes]) -> Kept:
     """CorruptStateError."""
     kept = Kept()
     try:
-        for key, value in rows.items():
+        for key, value in sorted(rows.items()):
             number = int.from_bytes(key[1:], "big")
             if key == _COUNTS:
                 kept.totals = msgspec.msgpack.decode(value, type=Totals)
+            elif key == _END:
+                kept.end = msgspec.msgpack.decode(value, type=_End)
+            elif key[:1] == _LETTERS:
+                kept.letters += unpack_letters([value])
             elif key[:1] == _FILE:
                 kept.files[number] = unpack_file_state(value)
             elif key[:1] == _OPEN:
                 kept.open[number] = np.cumsum(np.frombuffer(zlib.decompress(value), "<i8"))
-    except (msgspec.DecodeError, zlib.error, ValueError) as error:
+    except (msgspec.DecodeError, zlib.error, LookupError, ValueError) as error:
         raise CorruptStateError(f"what the registry keeps of a share can't be read: {error}") from error
     return kept
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """How many events that wait, and dead letters, are lost, as their lines can't be read any more."""
+
+    events: int
+    letters: int
+
+
+def cut_letters(dead_letters: Path, worker: int, rows: Mapping[bytes, bytes]) -> None:
+    """Those after the ones that are counted, where they can be seen: they are decided on again. Before this
+    process opens the worker's ledger. StorageError, CorruptStateError."""
+    end = unpack_rows(rows).end
+    if end is None:
+        return
+    stem = letters_stem(worker, end.process)
+    if (dead_letters / f"{stem}-{end.position.file:06d}.jsonl").exists():
+        with closing(RotatingLog(dead_letters, stem, DEAD_LETTER_FILE_BYTES_MAX)) as letters:
+            letters.truncate(end.position)
+
+
 def restore(
-    ledger: Ledger, rows: Mapping[bytes, bytes], patterns: Sequence[str], log_format: JsonLines, now_us: int
-) -> int:
-    """Put the rows into a ledger that is new. How many of the events that wait are lost, as their lines can't
-    be read any more: they are taken out of the counts, and a byte of each is told as lost. StorageError."""
+    ledger: Ledger,
+    rows: Mapping[bytes, bytes],
+    patterns: Sequence[str],
+    dead_letters: Path,
+    log_format: JsonLines,
+    now_us: int,
+) -> Lost:
+    """Put the rows into a ledger that is new. Events that waited and are lost are taken out of the counts,
+    and a byte of each is told as lost. StorageError."""
     kept = unpack_rows(rows)
     found = find(patterns, lambda *_: None)
     here = {number: _found_here(state, found) for number, state in kept.files.items()}
@@ -163,8 +222,64 @@ def restore(
         values += pack_values(events) if len(events) else []
     totals = kept.totals.plus(Totals(-lost, {}, 0, NOTHING.latencies, lost))
     due_us = np.full(len(values), now_us, np.int64)
-    ledger.record(Entry(list(here.values()), totals, due_us=due_us, retries=values))
-    return lost
+    letters = list(_letters(kept.letters, here, found))
+    standing = _standing(dead_letters, ledger.worker) if kept.letters else set()
+    written = [dead_letter_lines([letter]) for letter in letters]
+    missing = b"".join(line for line in written if _mark(line) not in standing)
+    states = list(here.values())
+    ledger.record(Entry(states, totals, missing, due_us=due_us, retries=values, placed=letters))
+    told = {(fate, offset) for fate, offset, _ in standing}
+    told.update((letter.fate.value, letter.offset) for letter in letters)
+    return Lost(lost, sum((place.fate, place.offset) not in told for place in kept.letters))
+
+
+def _letters(
+    places: Sequence[LetterPlace], here: Mapping[int, FileState], found: Sequence[SeenFile]
+) -> Iterator[DeadLetter]:
+    """Those whose events can be read."""
+    by_log: dict[int, list[LetterPlace]] = defaultdict(list)
+    for place in places:
+        by_log[place.log].append(place)
+    for log, of_log in by_log.items():
+        if (state := here.get(log)) is None:
+            continue
+        most = max(place.size for place in of_log)
+        lines = _lines_at(state, found, np.unique([place.offset for place in of_log]), most)
+        for place in of_log:
+            event = lines.get(place.offset, b"")[: place.size]
+            if len(event) == place.size:
+                fate = Fate(place.fate)
+                yield DeadLetter(fate, place.reason, event, shown(state.name), place.offset, log)
+
+
+class _Letter(msgspec.Struct):
+    fate: str
+    event: msgspec.Raw
+    offset: int
+
+
+_decode_letter: Final = msgspec.json.Decoder(_Letter).decode
+
+
+def _mark(line: bytes) -> tuple[str, int, bytes]:
+    """By which a dead letter is known, whatever its log was called when it was written."""
+    letter = _decode_letter(line)
+    return letter.fate, letter.offset, bytes(letter.event)
+
+
+def _standing(dead_letters: Path, worker: int) -> set[tuple[str, int, bytes]]:
+    """The newest dead letters of that share that can be seen here, whichever process wrote them."""
+    name = re.compile(rf"foreign(-p\d+)?{f'-w{worker}' if worker else ''}-\d+\.jsonl")
+    marks: set[tuple[str, int, bytes]] = set()
+    with storage_errors(dead_letters):
+        paths = [path for path in dead_letters.iterdir() if name.fullmatch(path.name)]
+        left = _LOOKED_THROUGH_BYTES
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+            for line in path.open("rb") if left > 0 else ():
+                left -= len(line)
+                with suppress(msgspec.DecodeError):
+                    marks.add(_mark(line))
+    return marks
 
 
 def _found_here(state: FileState, found: Sequence[SeenFile]) -> FileState:
@@ -180,20 +295,23 @@ def _found_here(state: FileState, found: Sequence[SeenFile]) -> FileState:
     return state
 
 
-def _lines_at(state: FileState, found: Sequence[SeenFile], offsets: Offsets) -> dict[int, bytes]:
-    """Offset -> line, of those that can be read."""
+def _lines_at(
+    state: FileState, found: Sequence[SeenFile], offsets: Offsets, most: int = sys.maxsize
+) -> dict[int, bytes]:
+    """Offset -> line, of those that can be read; of a line of more than `most` bytes at least so many."""
     with suppress(OSError, EOFError, ValueError):
         if state.version:
             [archive] = [one for one in found if one.source == state.source or one.name == state.name][:1]
-            return _cut(unpacked(archive.path), offsets.tolist())
+            return _cut(unpacked(archive.path), offsets.tolist(), most)
         with open(state.path, "rb", buffering=0) as file:
-            return {offset: line for offset in offsets.tolist() if (line := _line(file.fileno(), offset))}
+            fd = file.fileno()
+            return {offset: line for offset in offsets.tolist() if (line := _line(fd, offset, most))}
     return {}
 
 
-def _line(fd: int, offset: int) -> bytes:
+def _line(fd: int, offset: int, most: int) -> bytes:
     data = b""
-    while b"\n" not in data:
+    while b"\n" not in data and len(data) < most:
         more = os.pread(fd, _LINE_STEP, offset + len(data))
         if not more:
             break
@@ -201,8 +319,8 @@ def _line(fd: int, offset: int) -> bytes:
     return data.partition(b"\n")[0]
 
 
-def _cut(pieces: Iterable[bytes], offsets: Sequence[int]) -> dict[int, bytes]:
-    """Lines at sorted offsets of what the pieces are together."""
+def _cut(pieces: Iterable[bytes], offsets: Sequence[int], most: int = sys.maxsize) -> dict[int, bytes]:
+    """Lines at sorted offsets of what the pieces are together; of a longer one at least `most` bytes."""
     lines: dict[int, bytes] = {}
     begin, held, wanted = 0, b"", iter(offsets)
     offset = next(wanted, None)
@@ -210,10 +328,10 @@ def _cut(pieces: Iterable[bytes], offsets: Sequence[int]) -> dict[int, bytes]:
         held += piece
         while (
             offset is not None
-            and (end := held.find(b"\n", offset - begin)) >= 0
             and offset < begin + len(held)
+            and ((end := held.find(b"\n", offset - begin)) >= 0 or len(held) - (offset - begin) >= most)
         ):
-            lines[offset] = held[offset - begin : end]
+            lines[offset] = held[offset - begin : end if end >= 0 else None]
             offset = next(wanted, None)
         if offset is None:
             break

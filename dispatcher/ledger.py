@@ -8,6 +8,7 @@ In LMDB:
     state   b"state" -> State
     files   number (8) -> FileState
     retries due us (8) | sequence (8) -> an event (rules/events)
+    letters number (8) -> where dead letters stand (rules/letters), of a share that may move
 
 Events that wait for their retry (3.2.1) are on disk in the order they fall due. In memory are only the keys
 of those being sent, so that none is sent twice at a time, and of those that an arrival would wake
@@ -18,7 +19,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,18 +38,21 @@ from dispatcher.rules.events import (
     unpack_time,
     unpack_values,
 )
+from dispatcher.rules.letters import LetterPlace, with_more
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.columns import split_ids
 from photon.core.disk import DirectoryLock, LmdbFile, stays
 from photon.core.errors import CorruptStateError, StorageError
 from photon.logs.files import FileState, pack_file_state, unpack_file_state
-from photon.logs.writer import LogPosition, RotatingLog
+from photon.logs.writer import DeadLetter, LogPosition, RotatingLog
 
 FORMAT: Final = 4
 DEAD_LETTER_FILE_BYTES_MAX: Final = 64 << 20
 
 _STATE_KEY: Final = b"state"
 _DATABASES: Final = ("state", "files", "retries")
+_LETTERS: Final = "letters"
+"""Only who goes on with the state reads it."""
 
 GATHER_US: Final = 5_000
 """Entries that fall due so soon after each other are sent together."""
@@ -74,7 +78,7 @@ class State:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
     """What one transaction adds: `letters` are whole lines; `retries` are values as in rules/events, `due_us`
-    (N,) says when each is due."""
+    (N,) says when each is due; `placed`: dead letters whose places are kept."""
 
     files: Sequence[FileState]
     added: Totals
@@ -82,6 +86,7 @@ class Entry:
     retries_removed: Sequence[bytes] = ()
     due_us: npt.NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     retries: Sequence[bytes] = ()
+    placed: Sequence[DeadLetter] = ()
 
 
 class Rows:
@@ -117,9 +122,21 @@ class Rows:
     def put_file(self, state: FileState) -> None:
         """How far it is read; of one that is gone nothing is kept."""
         if state.gone:
-            self._txn.delete(_file_key(state.number), db=self._db["files"])
+            self._txn.delete(_number_key(state.number), db=self._db["files"])
         else:
-            self._txn.put(_file_key(state.number), pack_file_state(state), db=self._db["files"])
+            self._txn.put(_number_key(state.number), pack_file_state(state), db=self._db["files"])
+
+    def letters(self) -> dict[int, bytes]:
+        with self._txn.cursor(self._db[_LETTERS]) as cursor:
+            return {int.from_bytes(key, "big"): packed for key, packed in cursor}
+
+    def put_letters(self, before: Mapping[int, bytes], after: Mapping[int, bytes]) -> None:
+        """What differs of them."""
+        for number in before.keys() - after.keys():
+            self._txn.delete(_number_key(number), db=self._db[_LETTERS])
+        for number, packed in after.items():
+            if before.get(number) != packed:
+                self._txn.put(_number_key(number), packed, db=self._db[_LETTERS])
 
     def waiting(self) -> int:
         """Events that wait for their retry."""
@@ -201,7 +218,7 @@ class LedgerFile:
             self._environment.reader_check()  # what killed ones read could not be overwritten
             self._databases = {
                 name: self._environment.open_db(name.encode(), create=not self._readonly)
-                for name in _DATABASES
+                for name in (_DATABASES if self._readonly else (*_DATABASES, _LETTERS))
             }
 
 
@@ -217,7 +234,7 @@ class Ledger:
     ) -> None:
         """`directory`: this worker's own; `dead_letters`: of all of the datacenter that are on the machine,
         each of whose processes has another number."""
-        self.worker = worker
+        self.worker, self.process = worker, process
         self._mutex = threading.Lock()
         with contextlib.ExitStack() as undo:
             self._lock = undo.enter_context(DirectoryLock(directory))
@@ -229,6 +246,8 @@ class Ledger:
             undo.callback(self._letters.close)
             self.waiting_bytes = 0
             """What waiting events take on the disk, as of the last transaction."""
+            self.placed: Mapping[int, bytes] = {}
+            """Where dead letters stand, as of the last transaction."""
             self._state = self._enter()
             self._letters.truncate(self._state.letters)
             undo.pop_all()
@@ -392,6 +411,9 @@ class Ledger:
                 position = self._letters.append(entry.letters)
                 self._letters.sync()
             keys = pack_keys(entry.due_us, state.sequence)
+            placed = self.placed
+            if entry.placed:
+                placed = with_more(placed, map(LetterPlace.of, entry.placed))
             after = dataclasses.replace(
                 state,
                 letters=position,
@@ -402,12 +424,13 @@ class Ledger:
             try:
                 with self.file.write() as rows:
                     self._write(rows, after, entry, keys)
+                    rows.put_letters(self.placed, placed)
             except CorruptStateError:
                 raise
             except StorageError as error:
                 if not stays(error) or not self._got_through(after):
                     raise
-            self._state = after
+            self._state, self.placed = after, placed
             return keys
 
     def cut_letters(self, position: LogPosition) -> None:
@@ -430,6 +453,7 @@ class Ledger:
                 state = State(self._letters.position)
                 rows.put_state(state)
             self.waiting_bytes = rows.waiting_bytes()
+            self.placed = rows.letters()
         return state
 
     def _write(self, rows: Rows, after: State, entry: Entry, keys: list[bytes]) -> None:
@@ -566,5 +590,5 @@ def letters_stem(worker: int, process: int = 0) -> str:
     return "foreign" + (f"-p{process}" if process else "") + (f"-w{worker}" if worker else "")
 
 
-def _file_key(number: int) -> bytes:
+def _number_key(number: int) -> bytes:
     return number.to_bytes(8, "big")

@@ -163,16 +163,18 @@ class LogReader:
         now_us = self._clock.now_us()
         text = Text(parts)
         parsed = self._format.parse_foreign(text.data)
-        letters = [
-            DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *text.origin(bad.start))
-            for bad in parsed.malformed
-        ]
+        numbers = np.array([file.number for file, _ in parts], np.uint32)
         bad_starts = [bad.start for bad in parsed.malformed]
+        letters = [
+            DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *text.origin(bad.start), int(log))
+            for bad, log in zip(
+                parsed.malformed, numbers[text.parts_of(np.array(bad_starts, np.int64))], strict=True
+            )
+        ]
         for (file, chunk), last in zip(parts, text.last_rows(parsed.starts), strict=True):
             if chunk.more and last is not None:
                 self._newest_of[file.number] = int(np.frombuffer(parsed.times, "<i8", 1, 8 * last)[0])
         offsets = text.offsets(parsed.starts)
-        numbers = np.array([file.number for file, _ in parts], np.uint32)
         files = numbers[text.parts_of(parsed.starts)]
         batches = []
         for low, high, start, end in self._cuts(parsed, len(text.data)):
@@ -208,7 +210,7 @@ class LogReader:
                 head = os.pread(file.fileno(), _OVERSIZED_BYTES_KEPT, chunk.start)
         except OSError as error:
             head, reason = b"", f"{reason}, but they can't be read again ({error.strerror})"
-        letter = DeadLetter(Fate.MALFORMED, reason, head, shown(state.name), chunk.start)
+        letter = DeadLetter(Fate.MALFORMED, reason, head, shown(state.name), chunk.start, state.number)
         span = Span(state.number, chunk.start, chunk.end)
         return FreshBatch(self._number(), NO_EVENTS, [letter], (span,))
 

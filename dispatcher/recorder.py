@@ -103,7 +103,8 @@ class Recorder:
         states, lost_bytes = self._reader.states(files)
         totals = Totals(events, fates, wasted, latencies.tolist(), lost_bytes, differing)
         due_us = np.concatenate([_NONE_DUE, *[resolved.due_us for _, resolved in ready]])
-        return Entry(states, totals, dead_letter_lines(letters), removed, due_us, values)
+        placed = [] if self._book is None else letters
+        return Entry(states, totals, dead_letter_lines(letters), removed, due_us, values, placed)
 
     def _commit(self, entry: Entry) -> list[bytes] | None:
         failures = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dispatcher.arrivals import Listener
-from dispatcher.checkpoint import Book, restore
+from dispatcher.checkpoint import Book, cut_letters, restore
 from dispatcher.driver import Driver
 from dispatcher.hold import Holder
 from dispatcher.ledger import Ledger
@@ -177,19 +177,19 @@ def restored(site: Site, number: int, rows: Mapping[bytes, bytes]) -> None:
     forget(site, number)
     if not rows:
         return
-    own = site.settings.dispatcher
-    ledger = Ledger(place, site.dead_letters, own.state_bytes_max, number, site.number)
+    own, letters = site.settings.dispatcher, site.dead_letters
+    cut_letters(letters, number, rows)
+    ledger = Ledger(place, letters, own.state_bytes_max, number, site.number)
     try:
-        lost = restore(ledger, rows, site.patterns, json_lines(site.settings), site.clock.now_us())
+        lost = restore(ledger, rows, site.patterns, letters, json_lines(site.settings), site.clock.now_us())
     except BaseException:
         ledger.close()
         forget(site, number)
         raise
     ledger.close()
-    if lost:
-        site.notice(
-            f"share {number}: {lost} events that waited are lost: the logs they stood in can't be read here"
-        )
+    for count, what in ((lost.events, "events that waited"), (lost.letters, "dead letters")):
+        if count:
+            site.notice(f"share {number}: {count} {what} are lost: the logs they stood in can't be read here")
 
 
 def forget(site: Site, number: int) -> None:

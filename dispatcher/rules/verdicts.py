@@ -191,7 +191,7 @@ def resolve(
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)
     for row, how in differing.items():
-        place = events.name(row), int(events.offsets[row])
+        place = events.name(row), int(events.offsets[row]), int(events.files[row])
         letters.append(DeadLetter(Fate.DUPLICATE, DIFFERING_REASONS[how], events.lines[row], *place))
     wasted, kinds = counts[Joined.DUPLICATE], dict(Counter(differing.values()))
     return Resolved(fates, wasted, latencies, letters, retries, next_due_us, differing=kinds)
@@ -205,8 +205,8 @@ def _letters(
     for row in np.flatnonzero(np.isin(verdicts, dead)).tolist() if dead else ():
         fate = FATE_OF_VERDICT[int(verdicts[row])]
         reason = reasons.get(row) or LETTER_REASONS[fate]
-        offset = int(events.offsets[row])
-        letters.append(DeadLetter(fate, reason, events.lines[row], events.name(row), offset))
+        place = events.name(row), int(events.offsets[row]), int(events.files[row])
+        letters.append(DeadLetter(fate, reason, events.lines[row], *place))
     return letters
 
 

@@ -208,13 +208,15 @@ class RotatingLog:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that will not be joined, and why. `name` and `offset`: the log line it was."""
+    """An event that will not be joined, and why. `name` and `offset`: the log line it was; `log`: the number
+    of that file, where a ledger has numbers."""
 
     fate: Fate
     reason: str
     event: bytes
     name: str
     offset: int
+    log: int = 0
 
 
 def dead_letter_lines(letters: Iterable[DeadLetter]) -> bytes:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatcher.checkpoint import Book, _cut, _parsed, differing, restore, unpack_rows
+from dispatcher.checkpoint import Book, Lost, _cut, _parsed, cut_letters, differing, restore, unpack_rows
 from dispatcher.ledger import Entry, Ledger
 from dispatcher.rules.events import pack_values
+from dispatcher.rules.letters import PLACES_BYTES_MAX, LetterPlace, unpack_letters, with_more
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.errors import CorruptStateError
 from photon.core.fates import Fate
@@ -18,6 +19,7 @@ from photon.core.settings import Settings
 from photon.logs.files import HEAD_BYTES, FileState, digest, find
 from photon.logs.formats import json_lines
 from photon.logs.packed import Spool
+from photon.logs.writer import DeadLetter, LogPosition, dead_letter_lines
 from tests.dispatcher.fakes import clicks
 
 BYTES_MAX = 1 << 26
@@ -44,7 +46,7 @@ pairs = st.tuples(st.integers(1, 3), st.integers(0, 30))
 
 
 class FakeLedger:
-    totals, letters = NOTHING, None
+    totals, letters, placed, process = NOTHING, LogPosition(0, 0), {}, 0
 
     def files(self):
         return []
@@ -86,6 +88,11 @@ def state_of(path, number=1, offset=None):
         head=digest(data[:at]),
         source=seen.source,
     )
+
+
+def restored(ledger, rows, logs, letters=None):
+    letters = letters or ledger.file.path.parent.with_name("letters-after")
+    return restore(ledger, rows, [str(logs)], letters, json_lines(Settings()), 99)
 
 
 def rows_of(new_ledger, state, offsets, totals):
@@ -140,7 +147,7 @@ def test_a_ledger_is_made_anew_from_what_is_kept(tmp_path, new_ledger, how):
         with log.open("ab") as file:
             file.write(clicks(20, 30))
     ledger = new_ledger("after")
-    assert restore(ledger, rows, [str(log.parent)], json_lines(Settings()), 99) == 0
+    assert restored(ledger, rows, log.parent) == Lost(0, 0)
     assert ledger.totals == TOTALS.plus(NOTHING)
     assert ledger.pending == 4
     waiting = [value for part in ledger.waiting_values() for value in part]
@@ -164,7 +171,7 @@ def test_events_whose_log_is_gone_are_lost_told_and_not_counted(tmp_path, new_le
     rows = rows_of(new_ledger, state_of(log), offsets, Totals(20, {Fate.JOINED: 18}, 0, NOTHING.latencies))
     log.unlink()
     ledger = new_ledger("after")
-    assert restore(ledger, rows, [str(tmp_path / "*.jsonl")], json_lines(Settings()), 99) == 2
+    assert restored(ledger, rows, tmp_path / "*.jsonl") == Lost(2, 0)
     assert (ledger.totals.foreign_events, ledger.pending, ledger.totals.lost_bytes) == (18, 0, 2)
 
 
@@ -183,3 +190,138 @@ def test_lines_are_cut_out_of_pieces_wherever_these_end(lines, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[low:high] for low, high in zip([0, *cuts], [*cuts, len(text)])]
     assert _cut(pieces, wanted) == {offset: text[offset:].partition(b"\n")[0] for offset in wanted}
+
+
+LINES = [
+    b'{"id": "c1", "note": "paid"}',
+    b"no event \xff",
+    b'{"id": "c2"}',
+    b"x" * 5_000,
+    b'{"id": "c3", "note": "a longer line than the others, with \xc3\xa4"}',
+]
+
+
+def letters_of(log, number=1):
+    at = starts(b"".join(line + b"\n" for line in LINES))
+    kinds = [
+        (Fate.FILTERED, "not paid", LINES[0]),
+        (Fate.MALFORMED, "no JSON", LINES[1]),
+        (Fate.MALFORMED, "too long; here are its first bytes", LINES[3][:1_000]),
+        (Fate.UNJOINABLE, "no primary event", LINES[4]),
+    ]
+    rows = [at[0], at[1], at[3], at[4]]
+    return [DeadLetter(*kind, str(log), offset, number) for kind, offset in zip(kinds, rows, strict=True)]
+
+
+def told(letters, state):
+    """A ledger that has written these dead letters of one log."""
+    counts = dict.fromkeys([letter.fate for letter in letters], 0)
+    for letter in letters:
+        counts[letter.fate] += 1
+    added = Totals(len(letters), counts, 0, NOTHING.latencies)
+    return Entry([state], added, dead_letter_lines(letters), placed=letters)
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "logs" / "c.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(b"".join(line + b"\n" for line in LINES))
+    return path
+
+
+def standing(directory):
+    return b"".join(path.read_bytes() for path in sorted(directory.iterdir()))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_dead_letters_on_a_lost_disk_are_written_again(tmp_path, new_ledger, log, packed):
+    state = state_of(log)
+    if packed:
+        archive = log.with_name("c.jsonl.gz")
+        archive.write_bytes(gzip.compress(log.read_bytes()))
+        log.unlink()
+        [seen] = find([str(archive)])
+        version = Spool(tmp_path / "spool", BYTES_MAX).version(seen)
+        state = FileState(1, "/lost", str(archive), 1, 1, state.offset, source=seen.source, version=version)
+    before, letters = new_ledger("before"), letters_of(archive if packed else log)
+    before.record(told(letters[:2], state))
+    before.record(told(letters[2:], state))
+    rows = Book(before).rows()[0]
+    after = new_ledger("after")
+    assert restored(after, rows, log.parent) == Lost(0, 0)
+    assert standing(tmp_path / "letters-after") == standing(tmp_path / "letters-before") != b""
+    assert {key for key in Book(after).rows()[0] if key[:1] == b"l"}, "whoever comes next can, too"
+
+
+def test_dead_letters_that_can_be_seen_are_not_written_again(tmp_path, new_ledger, log):
+    before, letters = new_ledger("before"), letters_of(log)
+    before.record(told(letters, state_of(log)))
+    rows = Book(before).rows()[0]
+    before.record(told(letters[:1], state_of(log)))  # after the checkpoint: it is decided again
+    here = tmp_path / "letters-before"
+    cut_letters(here, 0, rows)
+    log.rename(log.with_name("c.jsonl.1"))
+    after = Ledger(tmp_path / "after", here, BYTES_MAX, 0, 7)
+    assert restored(after, rows, log.parent, here) == Lost(0, 0)
+    after.record(told(letters[:1], state_of(log.with_name("c.jsonl.1"))))
+    after.close()
+    assert standing(here) == dead_letter_lines([*letters, letters[0]])
+
+
+def test_dead_letters_whose_log_is_gone_are_told_where_they_cannot_be_seen(tmp_path, new_ledger, log):
+    before = new_ledger("before")
+    before.record(told(letters_of(log), state_of(log)))
+    rows = Book(before).rows()[0]
+    log.unlink()
+    assert restored(new_ledger("after"), rows, log.parent) == Lost(0, 4)
+    seen = Ledger(tmp_path / "seen", tmp_path / "letters-before", BYTES_MAX, 0, 7)
+    assert restored(seen, rows, log.parent, tmp_path / "letters-before") == Lost(0, 0)
+    seen.close()
+    assert standing(tmp_path / "letters-after") == b""
+
+
+def test_places_of_dead_letters_outlast_a_restart(tmp_path, log):
+    for letter in letters_of(log):
+        with_ledger = Ledger(tmp_path / "one", tmp_path / "letters", BYTES_MAX)
+        with_ledger.record(told([letter], state_of(log)))
+        with_ledger.close()
+    again = Ledger(tmp_path / "one", tmp_path / "letters", BYTES_MAX)
+    assert unpack_letters(again.placed.values()) == [LetterPlace.of(letter) for letter in letters_of(log)]
+    again.close()
+
+
+letter_places = st.builds(
+    LetterPlace,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**50),
+    st.integers(0, 2**20),
+    st.sampled_from(["malformed", "filtered"]),
+    st.text(max_size=8),
+)
+
+
+@given(st.lists(st.lists(letter_places, max_size=1500), max_size=5))
+@settings(max_examples=40, deadline=None)
+def test_places_of_dead_letters_are_unpacked_as_they_were(groups):
+    rows = {}
+    for group in groups:
+        rows = with_more(rows, group)
+    assert unpack_letters(rows.values()) == [place for group in groups for place in group]
+    assert len(rows) <= 1 + sum(map(len, groups)) // 1024, "rows are filled"
+
+
+def test_of_very_many_dead_letters_the_newest_are_kept():
+    rows = {}
+    for group in range(40):
+        rows = with_more(
+            rows,
+            [
+                LetterPlace(1, 977 * n * n, n % 900, "malformed", f"reason {n}")
+                for n in range(4096 * group, 4096 * (group + 1))
+            ],
+        )
+    assert PLACES_BYTES_MAX - 16_384 < sum(map(len, rows.values())) <= PLACES_BYTES_MAX
+    kept = unpack_letters(rows[number] for number in sorted(rows))
+    last = 4096 * 40
+    assert [place.reason for place in kept] == [f"reason {n}" for n in range(last - len(kept), last)]

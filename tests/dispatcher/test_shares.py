@@ -1,5 +1,6 @@
 """Shares of the foreign logs move between dispatchers: nothing is lost, doubled or counted twice."""
 
+import json
 import random
 import shutil
 import threading
@@ -28,6 +29,8 @@ class Machines:
         self.registry = site.joiner.registry = PlacingRegistry()
         self.running = {}
         self.lives = 0
+        self.apart = False
+        """Whether each has a disk of its own for dead letters, too."""
 
     def start(self, name, settings=None):
         self.lives += 1
@@ -39,7 +42,7 @@ class Machines:
             "127.0.0.1:0",
             self.disk(name),
             [str(self.site.logs / "*.jsonl"), str(self.site.logs / "*.gz")],
-            self.site.dead_letters,
+            self.letters_at(name),
             self.registry,
             self.site.joiner,
             SystemClock(),
@@ -53,6 +56,14 @@ class Machines:
 
     def disk(self, name):
         return self.site.root / f"disk-{name}"
+
+    def letters_at(self, name):
+        return self.disk(name) / "letters" if self.apart else self.site.dead_letters
+
+    def letters(self, name):
+        """The dead letters on its disk: by file and offset, ascending."""
+        lines = b"".join(path.read_bytes() for path in self.letters_at(name).iterdir()).splitlines()
+        return sorted((letter["file"], letter["offset"]) for letter in map(json.loads, lines))
 
     def stop(self, name):
         self.running.pop(name).stop()
@@ -181,6 +192,40 @@ def test_a_machine_that_is_lost_with_its_disk_costs_no_event_and_no_count(machin
     assert machines.counted() == expected | {"pending": 0, "joined": 400}
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one disk", "disks of their own"])
+def test_dead_letters_are_told_once_by_who_has_the_share(machines, site, apart):
+    machines.apart = apart
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    expected = []
+    for share in range(SHARES):
+        path = log(site, share, 100 * share, 100 * share + 10)
+        expected += [(str(path), path.stat().st_size + 9 * n) for n in range(3)]
+        with path.open("ab") as file:
+            file.write(b"no event\n" * 3)
+    wait_until(lambda: machines.counted() == {"events": 52, "pending": 0, "joined": 40, "malformed": 12})
+    wait_until(machines.kept)
+    machines.registry.unheard.add("a")
+    lost = machines.running.pop("a")
+    machines.start("b")
+    wait_until(lambda: machines.own("b"))
+    assert machines.letters("b") == sorted(expected)
+    lost.stop()
+    machines.registry.unheard.clear()
+    machines.start("a")  # with what was on its disk
+    wait_until(lambda: machines.own("a", "b"))
+    assert machines.letters("a") == sorted(expected)
+    machines.stop("b")
+    wait_until(lambda: machines.own("a"))
+    assert machines.letters("a") == sorted(expected)
+    shutil.rmtree(machines.disk("b"))
+    machines.start("b")
+    wait_until(lambda: machines.own("a", "b"))
+    of_b = {str(share) for share, keeper in machines.running["b"]._shares._keepers.items()}
+    moved = [place for place in expected if str(worker_of(place[0], SHARES)) in of_b]
+    assert machines.letters("b") == sorted(moved if apart else expected)
+
+
 def test_a_share_that_is_to_go_before_it_was_taken_up_goes(machines, site, monkeypatch):
     registry, write = machines.registry, machines.registry.write_share
     gate, waiting = threading.Event(), set()
@@ -210,15 +255,19 @@ def test_what_was_decided_since_the_last_checkpoint_is_read_again_and_counted_on
     wait_until(lambda: machines.counted()["events"] == 100)
     wait_until(machines.kept)
     monkeypatch.setattr(machines.registry, "write_share", _unheard_writes(machines.registry, "a"))
-    log(site, 0, 100, 150, name=next(site.logs.iterdir()).name)
-    wait_until(lambda: machines.counted()["events"] == 150)
+    path = log(site, 0, 100, 150, name=next(site.logs.iterdir()).name)
+    with path.open("ab") as file:
+        file.write(b"no event\n")
+    wait_until(lambda: machines.counted()["events"] == 151)
     machines.registry.unheard.add("a")
     lost = machines.running.pop("a")
     machines.start("b")
     wait_until(lambda: machines.own("b"))
-    wait_until(lambda: machines.counted() == {"events": 150, "pending": 0, "joined": 100, "duplicate": 50})
+    expected = {"events": 151, "pending": 0, "joined": 100, "duplicate": 50, "malformed": 1}
+    wait_until(lambda: machines.counted() == expected)
     assert max(site.joiner.joined.values()) == 1
     lost.stop()
+    assert len(machines.letters("b")) == 1
 
 
 def _unheard_writes(registry, name):
