@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import threading
+from collections import Counter
 
 import pytest
 
@@ -26,11 +27,23 @@ class Machines(Roles):
         return [(role, f"east/{machine}" if machine else "east") for role in ROLES]
 
     def lose(self, machine):
-        """SIGKILL for all, and the disks are gone but for the joiner's, whose lines others can't write."""
+        """SIGKILL for all, and the disks are gone but for the joiner's, whose lines others can't write; the
+        dead letters of the dispatcher with them."""
         self.signal(signal.SIGKILL, *self.of(machine))
         self.kill(*self.of(machine))
         for role in ("eventstore", "dispatcher"):
             shutil.rmtree(self.root / "work" / "east" / (f"{role}-{machine}" if machine else role))
+        for letters in self.letters_directory.glob(f"foreign{f'-p{machine}' if machine else '-[w0]'}*"):
+            letters.unlink()
+
+    @property
+    def letters_directory(self):
+        return self.out / "dead-letters" / "east"
+
+    def letters(self):
+        """Of what is no event: how often each line was told."""
+        lines = [line for path in self.letters_directory.iterdir() for line in path.read_bytes().splitlines()]
+        return Counter(json.loads(line)["event"] for line in lines)
 
     def status(self):
         return json.loads(photon("status", "--json", "--config", self.config).stdout)
@@ -54,11 +67,14 @@ class Machines(Roles):
 def test_any_machine_may_be_lost_while_events_come(tmp_path):
     machines = Machines(tmp_path)
     machines.start()
-    truth, stop = Truth(machines, files=FILES), threading.Event()
+    truth, stop, bad = Truth(machines, files=FILES), threading.Event(), []
 
     def write():
         while not stop.wait(0.1):
             truth.write(20)
+            bad.append(f"no event, {len(bad)}")
+            with (tmp_path / "logs-east" / "clicks" / f"log{len(bad) % FILES or ''}.jsonl").open("a") as file:
+                file.write(bad[-1] + "\n")
 
     writer = threading.Thread(target=write)
     try:
@@ -90,7 +106,9 @@ def test_any_machine_may_be_lost_while_events_come(tmp_path):
         stop.set()
         writer.join()
         truth.await_all()
-        wait_until(lambda: machines.counted() == (truth.clicks, 0), what=lambda: str(machines.counted()))
+        read = truth.clicks + len(bad)
+        wait_until(lambda: machines.counted() == (read, 0), what=lambda: str(machines.counted()))
+        assert machines.letters() == Counter(bad)
         for told in machines.dispatchers():
             assert told["foreign_events"] == sum(told["fates"].values())
         stores = [machines.status()[f"eventstore-{name}"] for name in NAMES]
