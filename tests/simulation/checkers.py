@@ -18,6 +18,7 @@ from tests.simulation.history import (
     Ended,
     Fence,
     Founded,
+    GiveBack,
     History,
     Kept,
     Led,
@@ -90,12 +91,14 @@ class Facts:
         """When its incarnation may have been fenced, at the earliest."""
         return self.fences.get(self.incarnations.get(token, -1), _NEVER)
 
-    def holders(self, key: bytes, since: float, until: float) -> set[bytes]:
-        """Who certainly held the id all that time: one at most, if all is well."""
+    def holders(self, key: bytes, time_us: int, since: float, until: float) -> set[bytes]:
+        """Who certainly held the id all that time by a copy of that time: one at most, if all is well. Copies
+        of other times may be of more shards, and held by one that lost in another of them."""
         return {
             answer.token
             for answer in self.answers.get(key, ())
             if answer.outcome == WON
+            and answer.time_us == time_us
             and answer.told <= since
             and self.releases.get((key, answer.token), _NEVER) > until
             and not self.expired(answer.time_us, until)
@@ -140,6 +143,9 @@ def _ask(facts: Facts, event: Asked) -> None:
             for key, time_us in zip(ids, times, strict=True):
                 facts.wanted[key].setdefault(token, event.at)
                 facts.times[key] = time_us
+        case GiveBack(ids, token):
+            for key in ids:
+                facts.releases[key, token] = min(event.at, facts.releases.get((key, token), _NEVER))
         case Fence(incarnations):
             for incarnation in incarnations:
                 facts.fences.setdefault(incarnation, event.at)
@@ -236,7 +242,7 @@ def wrong_releases(facts: Facts) -> Iterator[str]:
             token, outcome = answer.token, answer.outcome
             what = f"{key!r}: a release of {token!r}"
             fenced_told = facts.fenced.get(facts.incarnations.get(token, -1), _NEVER)
-            holders = facts.holders(key, answer.asked, answer.told)
+            holders = facts.holders(key, answer.time_us, answer.asked, answer.told)
             if outcome == Released.RELEASED:
                 if facts.fenced_at(token) > answer.told:
                     yield f"{what} was done, and nobody had fenced it"
@@ -258,6 +264,18 @@ def wrong_releases(facts: Facts) -> Iterator[str]:
                     yield f"{what} was told of another, and none could have it"
             else:
                 yield f"{what} was told {outcome}"
+
+
+def wrong_give_backs(facts: Facts) -> Iterator[str]:
+    """Who was told that it won gives nothing back, but what it lost since: fenced, or expired."""
+    for event in facts.history:
+        if isinstance(event, Asked) and isinstance(event.act, GiveBack):
+            token, at = event.act.token, event.at
+            for key in event.act.ids:
+                for answer in facts.answers[key]:
+                    lost = facts.fenced_at(token) <= at or facts.expired(answer.time_us, at)
+                    if answer.token == token and answer.outcome == WON and answer.told <= at and not lost:
+                        yield f"{key!r}: {token!r} had won, and gave it back"
 
 
 def wrong_losers(facts: Facts) -> Iterator[str]:

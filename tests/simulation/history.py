@@ -28,6 +28,14 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveBack:
+    """A client lost the ids in one shard and lets go of what `token` has in others. Outcomes: none."""
+
+    ids: tuple[bytes, ...]
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Lookup:
     """Which of the ids are registered, by any one replica. Outcomes: core.fates.Registered."""
 
@@ -49,7 +57,7 @@ class Raise:
     boundary_us: int
 
 
-Act = Commit | Release | Lookup | Fence | Raise
+Act = Commit | Release | GiveBack | Lookup | Fence | Raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tests.simulation.history import (
     Event,
     Fence,
     Founded,
+    GiveBack,
     Kept,
     Led,
     Lookup,
@@ -42,6 +43,8 @@ RELEASED, GONE, OTHER, NOT_FENCED = (
 LOOK = Lookup((b"x",), (5,))
 FREE_ONE, FREE_TWO = Release((b"x",), (5,), b"one"), Release((b"x",), (5,), b"two")
 FENCE_ONE, FENCE_TWO = Fence((1,)), Fence((1, 2))
+LATE, FREE_LATE = Commit((b"x",), (7,), b"late", 2), Release((b"x",), (7,), b"late")
+BACK_ONE, BACK_TWO = GiveBack((b"x",), b"one"), GiveBack((b"x",), b"two")
 LOW = -(1 << 63)
 
 
@@ -90,6 +93,15 @@ LAWFUL: dict[str, list[Event]] = {
         *said((ONE, WON), (FENCE_ONE, ()), (Raise(9), ()), (FREE_ONE, GONE)),
         ended({}, boundary_us=9),
     ],
+    "a copy of another time had won in one shard of two, and is released there": [
+        *said((ONE, WON), (FENCE_TWO, ()), (LATE, FENCED), (FREE_LATE, RELEASED)),
+        ended({b"x": b"one"}),
+    ],
+    "half a win is given back": [*said((ONE, WON), (BACK_TWO, ()), (TWO, DUPLICATE)), ended({b"x": b"one"})],
+    "a fenced winner gives back what it won": [
+        *said((ONE, WON), (FENCE_ONE, ()), (BACK_ONE, ()), (ONE, FENCED), (FREE_ONE, GONE), (TWO, WON)),
+        ended({b"x": b"two"}),
+    ],
     "a fenced winner is told so": [*said((ONE, WON), (FENCE_ONE, ()), (ONE, FENCED)), ended({b"x": b"one"})],
     "expired, and gone": [*said((ONE, WON), (Raise(9), ()), (TWO, EXPIRED)), ended({}, boundary_us=9)],
     "a lookup may be late": [*said((ONE, WON), (LOOK, ABSENT), (LOOK, PRESENT)), ended({b"x": b"one"})],
@@ -136,6 +148,7 @@ UNLAWFUL: dict[str, tuple[str, list[Event]]] = {
         "wrong_releases",
         said((ONE, WON), (TWO, DUPLICATE), (FENCE_ONE, ()), (FREE_ONE, OTHER)),
     ),
+    "won, and given back": ("wrong_give_backs", said((ONE, WON), (BACK_ONE, ()), (FENCE_ONE, ()))),
     "expired without a boundary": ("wrong_answers", said((ONE, EXPIRED))),
     "expired above the boundary": ("wrong_answers", said((Raise(5), ()), (ONE, EXPIRED))),
     "fenced by nobody": ("wrong_answers", said((ONE, FENCED))),

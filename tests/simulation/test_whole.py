@@ -56,6 +56,12 @@ def test_what_was_won_by_half_is_not_won_when_the_boundary_has_passed_its_guard(
 
 
 @pytest.mark.long
+def test_what_a_fenced_life_has_left_in_one_shard_of_two_is_given_back_or_released() -> None:
+    """Seeds in which some was left."""
+    played([Whole(seed, SPREAD_S) for seed in (14, 66, 123, 164)])
+
+
+@pytest.mark.long
 def test_no_boundary_passes_what_dispatchers_hold_while_shards_and_hosts_come_and_go() -> None:
     """2.3. They are silent for longer than ids are kept."""
     total = played([replace(HELD, seed=seed) for seed in range(SEEDS)])

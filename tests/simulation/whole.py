@@ -16,6 +16,7 @@ from pysyncobj import syncobj
 
 from idregistry.client import RegistryClient
 from idregistry.rules.directory import DIRECTORY_GROUP
+from idregistry.rules.packing import incarnation_of, pack_incarnation
 from idregistry.rules.steward import DAY_US
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError, UsageError
@@ -34,6 +35,7 @@ from tests.simulation.history import (
     Ended,
     Fence,
     Founded,
+    GiveBack,
     History,
     Led,
     Lookup,
@@ -166,6 +168,8 @@ class _Channel:
         system, node = self._system, self._node
         deadline = system.clock.at + timeout
         tasks, rng = system.tasks, system.rng
+        if method == "Release" and request.given_back:
+            system.work.given_back(request.ids, request.tokens[0])
         tasks.sleep(rng.random() * _DELAY_S)
         while node.paused or rng.random() < 0.01:
             tasks.sleep(0.1)
@@ -431,7 +435,8 @@ class System:
                 self.history.append(Seen(self.clock.at, "unfinished", f"{node.name}: {left} {told}"))
             return
         for node in self.living():
-            self.history.append(Ended(node.name, _held(node, self._is_expired), self._boundary_us, b""))
+            held = _held(node, self._is_expired, self.work.fenced)
+            self.history.append(Ended(node.name, held, self._boundary_us, b""))
             for group, digest in node.digests().items():
                 self.of_groups[group].append(Ended(node.name, {}, 0, digest))
 
@@ -445,15 +450,21 @@ class System:
             node.host.end()
 
 
-def _held(node: HostNode, is_expired: Callable[[bytes], bool]) -> dict[bytes, bytes]:
-    """Who holds each id that is not expired, in the shard that it belongs to."""
+def _held(node: HostNode, is_expired: Callable[[bytes], bool], fenced: set[bytes]) -> dict[bytes, bytes]:
+    """Who holds each id that is not expired, in the shard that it belongs to. What a fenced life has left in
+    one of several shards is of no account where another life holds the id: recovery would release it."""
     held: dict[bytes, bytes] = {}
     for shard in node.hosting.shards.values():
         for piece in shard.state.scan():
             keys = [piece.ids[at : at + ID_BYTES] for at in range(0, len(piece.ids), ID_BYTES)]
             for key, token, guarded in zip(keys, piece.tokens, piece.guarded.tolist(), strict=True):
-                if not guarded and not is_expired(key):
-                    held[key] = b"two" if held.get(key, token) != token else token
+                if guarded or is_expired(key):
+                    continue
+                other = held.setdefault(key, token)
+                if incarnation_of(other) in fenced:
+                    held[key] = token
+                elif other != token and incarnation_of(token) not in fenced:
+                    held[key] = b"two"
     return held
 
 
@@ -474,6 +485,8 @@ class Work:
         self._asking: dict[object, Asked] = {}
         self.holds: dict[str, int] = {}
         """Dispatcher -> what it holds, at least."""
+        self.fenced: set[bytes] = set()
+        """Lives, as in tokens."""
         self.acknowledged = self.resharded = self.released = self.trimmed = self.held = 0
 
     def begin(self) -> None:
@@ -505,6 +518,13 @@ class Work:
         asking = self._asking.get(self._tasks.running)
         if asking is not None:
             self._system.history.append(replace(asking, at=self._system.clock.at))
+
+    def given_back(self, ids: bytes, token: bytes) -> None:
+        """A client asks for that of its own accord."""
+        system, op = self._system, self._system.next_op()
+        keys = tuple(ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES))
+        system.history.append(Asked(system.clock.at, op, GiveBack(keys, token)))
+        system.history.append(Told(system.clock.at, op, ()))
 
     # -- joiners ----------------------------------------------------------------------------------------
 
@@ -579,6 +599,7 @@ class Work:
             number = rng.randrange(_CLIENTS)
             life = self._lives[number]
             self._lives[number] += _CLIENTS
+            self.fenced.add(pack_incarnation(life))
             self._ask(Fence((life,)), lambda: () if registry.fence(life).fenced else None)
             of_life = [act for act in self._commits[-20:] if act.incarnation == life]
             for act in rng.sample(of_life, min(2, len(of_life))):
