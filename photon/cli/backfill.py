@@ -20,11 +20,13 @@ from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
 from spark.options import SparkOptions, spark_options
 
 if TYPE_CHECKING:
-    from idregistry.client import RegistryAt
     from spark.backfill.job import Place
+    from spark.backfill.run import Order
 
 _COPIES: Final = "copies"
 """Of Kafka topics and tables."""
+LOOK_S: Final = 0.2
+"""So often a backfill that follows looks whether logs have grown, while it waits for that."""
 TASK_TRIES: Final = 4
 """Spark's own number on a cluster; locally it would give up at the first."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -48,8 +50,9 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
     show_default=True,
     help="Of the joined logs.",
 )
+@click.option("--follow", "follows", is_flag=True, help="Go on with what the logs gain, until it is stopped.")
 @click.option("--abandon", is_flag=True, help="Give an unfinished backfill up; others may join its events.")
-@json_flag("Print the summary as JSON.")
+@json_flag("Print the summary as JSON; with --follow one of each batch, a line.")
 @spark_options
 def command(
     primary: tuple[str, ...],
@@ -60,11 +63,13 @@ def command(
     config: Path | None,
     datacenter: str,
     output_format: str,
+    follows: bool,
     abandon: bool,
     as_json: bool,
     spark: SparkOptions,
 ) -> int:
-    """Join the events of old logs that nobody has joined yet; write each exactly once.
+    """Join the events of old logs that nobody has joined yet; write each exactly once. With --follow, those
+    of growing ones, too, as a Structured Streaming job.
 
     Output: OUT/joined/<datacenter>/backfill-*, complete files that its manifest lists, and OUT/dead-letters.
     Live pipelines on the same registry may run meanwhile, over the same logs too. A backfill that was stopped
@@ -95,31 +100,72 @@ def command(
 
         check_requirements()
     with asked_registry(Named(work, addresses, settings)) as asked:
-        if abandon:
-            return _abandon(place, asked.registry, as_json)
+        from spark.backfill.follow import load_followed
         from spark.backfill.run import Order, backfill
         from spark.session import open_session
 
+        patterns = tuple(logs["primary"]), tuple(logs["foreign"])
+        order = Order(*patterns, place, output_format, asked.registry, settings)
+        if abandon:
+            return _abandon(order, as_json)
+        if follows:
+            imported = {side: list(filter(is_known_source, texts)) for side, texts in given.items()}
+            return _follow(order, _patient(spark), imported, copies, as_json)
+        if load_followed(place) is not None:
+            raise UsageError(f"{place.home} follows logs; go on with --follow, or name another --datacenter")
         job = place.load()
         if job is None or job.phase is Phase.DONE:  # what an unfinished one reads does not change
             for side, texts in given.items():
                 copy_all(filter(is_known_source, texts), side, copies, settings, notice)
-        patterns = tuple(logs["primary"]), tuple(logs["foreign"])
-        order = Order(*patterns, place, output_format, asked.registry, settings)
         with working("joining"):
             summary = backfill(order, lambda: open_session(_patient(spark)), notice, _checkpoint)
     _print(summary, place, as_json)
     return 0
 
 
-def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
+def _follow(
+    order: "Order", spark: SparkOptions, imported: Mapping[str, list[str]], copies: Path, as_json: bool
+) -> int:
+    from photon.connect.importer import copying
+    from spark.backfill.follow import SESSION_CONF, follow
+    from spark.session import open_session
+
+    def told(number: int, summary: dict[str, Any]) -> None:
+        counts = {fate.value: summary[fate.value] for fate in Fate if summary[fate.value]}
+        shown = ", ".join(f"{count:,} {fate}" for fate, count in counts.items())
+        line = f"batch {number}: {shown or 'no foreign event'} in {summary['seconds']:.1f} s"
+        click.echo(json.dumps({"batch": number, **summary}) if as_json else line)
+
+    with (
+        copying(imported, copies, order.settings, notice) as failed,
+        open_session(replace(spark, conf={**SESSION_CONF, **spark.conf})) as session,
+    ):
+        follow(order, session, LOOK_S, told, notice, _checkpoint, lambda: not failed)
+    if failed:
+        raise failed[0]
+    return 0
+
+
+def _abandon(order: "Order", as_json: bool) -> int:
     import shutil
 
+    from spark.backfill.follow import abandon_followed, load_followed
     from spark.backfill.job import Phase
     from spark.backfill.publishing import FENCE_WAIT_S_MAX, abandon
     from spark.backfill.run import locked
 
-    with locked(place), registry.client(FENCE_WAIT_S_MAX) as client:
+    place = order.place
+    with locked(place), order.registry.client(FENCE_WAIT_S_MAX) as client:
+        if load_followed(place) is not None:
+            given_up = abandon_followed(order, client, notice)
+            if given_up is None:
+                raise UsageError(f"{place.home}: no unfinished batch to abandon; run it again with --follow")
+            click.echo(
+                json.dumps({"released": given_up.released})
+                if as_json
+                else f"released {given_up.released:,} events; with --follow it goes on, and joins them anew"
+            )
+            return 0
         job = place.load()
         if job is None:
             raise UsageError(f"{place.home}: no unfinished backfill to abandon")

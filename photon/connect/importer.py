@@ -14,7 +14,7 @@ import hashlib
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -339,6 +339,23 @@ class Import:
         with contextlib.suppress(PhotonError):
             self._copies.close()
             self._copies = Copies(self._directory, self._settings.file_bytes_max)
+
+
+@contextlib.contextmanager
+def copying(
+    sources: Mapping[str, Sequence[str]], directory: Path, settings: Settings, notice: Callable[[str], None]
+) -> Iterator[list[BaseException]]:
+    """Copy what the sources of each side have and gain, within the block; what none of its tries will mend is
+    put into the list that it gets. UsageError, CorruptStateError, StorageError."""
+    failed: list[BaseException] = []
+    with contextlib.ExitStack() as running:
+        for side, texts in sources.items():
+            for text in texts:
+                source = make_source(text, fields_of(settings, side))
+                one = Import(text, side, source, directory, settings, False, notice, failed.append)
+                one.start()
+                running.callback(one.stop)
+        yield failed
 
 
 def copy_all(

@@ -242,7 +242,8 @@ def _release(
     holders = [parse_token(held) if held else None for held in scanned.holders]
     ours = {row: one for row, one in enumerate(holders) if one and one.incarnation == job.incarnation}
     buckets = scanned.token_times - job.begun_us
-    rows = np.flatnonzero(np.isin(scanned.holder_of, [*ours]) & ~np.isin(buckets, [*published]))
+    of_job = (buckets >= 0) & (buckets < job.buckets)  # a life may have had other jobs before
+    rows = np.flatnonzero(np.isin(scanned.holder_of, [*ours]) & of_job & ~np.isin(buckets, [*published]))
     if not len(rows):
         return 0
     rows = rows[np.argsort(buckets[rows], kind="stable")]

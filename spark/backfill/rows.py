@@ -35,7 +35,7 @@ from spark.reading.lines import ChunkParser, LogFile, LogSet, Parse, batch_of, f
 from spark.reading.paths import escaped, is_uri
 from spark.session import map_in_arrow
 
-_SCHEMA: Final = pa.schema(
+SCHEMA: Final = pa.schema(
     {
         "key": pa.binary(),
         "place": pa.int64(),
@@ -93,9 +93,9 @@ def rows_of(
 
     named = read(foreign, len(primary), lambda _: _hash_rows(settings), "hashes binary")
     needed = write_filter(named, scratch)
-    schema = from_arrow_schema(_SCHEMA)
-    primaries = read(primary, 0, lambda numbers: _primary_rows(settings, numbers, needed), schema)
-    foreigns = read(foreign, len(primary), lambda numbers: _foreign_rows(settings, numbers), schema)
+    schema = from_arrow_schema(SCHEMA)
+    primaries = read(primary, 0, lambda numbers: primary_rows(settings, numbers, needed), schema)
+    foreigns = read(foreign, len(primary), lambda numbers: foreign_rows(settings, numbers), schema)
     return primaries.unionByName(foreigns)
 
 
@@ -114,14 +114,14 @@ def _known_as(name: str) -> str:
     return unquote(name) if is_uri(name) else name
 
 
-def _foreign_rows(settings: Settings, numbers: _Numbers) -> Parse:
+def foreign_rows(settings: Settings, numbers: _Numbers) -> Parse:
     parser = ChunkParser(settings)
 
     def rows(name: str, path: str, chunk: Chunk) -> Iterator[Any]:
         batch, number = parser.foreign(path, chunk), numbers[_known_as(name)]
         if batch.lines:
             yield batch_of(
-                _SCHEMA,
+                SCHEMA,
                 len(batch.lines),
                 key=fixed_binary(batch.primary_ids),
                 place=batch.starts + place_of(Kind.FOREIGN, number, chunk.start),
@@ -134,7 +134,8 @@ def _foreign_rows(settings: Settings, numbers: _Numbers) -> Parse:
     return rows
 
 
-def _primary_rows(settings: Settings, numbers: _Numbers, needed: str) -> Parse:
+def primary_rows(settings: Settings, numbers: _Numbers, needed: str | None = None) -> Parse:
+    """`needed`: a filter of the primary ids that are of use."""
     parser = ChunkParser(settings)
 
     def rows(name: str, path: str, chunk: Chunk) -> Iterator[Any]:
@@ -142,10 +143,12 @@ def _primary_rows(settings: Settings, numbers: _Numbers, needed: str) -> Parse:
         if batch.lines:
             count = place_of(Kind.PRIMARY_COUNT, number, chunk.start + int(batch.starts[0]))
             yield _others([count], time_us=[len(batch.lines)], line=[b""])
-            kept = np.flatnonzero(may_be_in(np.memmap(needed, np.uint8, "r"), hash_ids(batch.ids)))
+            kept = np.arange(len(batch.lines))
+            if needed is not None:
+                kept = np.flatnonzero(may_be_in(np.memmap(needed, np.uint8, "r"), hash_ids(batch.ids)))
             if len(kept):
                 yield batch_of(
-                    _SCHEMA,
+                    SCHEMA,
                     len(kept),
                     key=fixed_binary(take_ids(batch.ids, kept)),
                     place=batch.starts[kept] + place_of(Kind.PRIMARY, number, chunk.start),
@@ -165,7 +168,7 @@ def _malformed_rows(kind: Kind, number: int, start: int, malformed: Sequence[Mal
 def _others(places: list[int], **columns: Any) -> Any:
     """Rows that are no events: in any bucket, but in the same one each time."""
     keys = [place.to_bytes(ID_BYTES, "big") for place in places]
-    return batch_of(_SCHEMA, len(places), key=keys, place=places, **columns)
+    return batch_of(SCHEMA, len(places), key=keys, place=places, **columns)
 
 
 def _hash_rows(settings: Settings) -> Parse:

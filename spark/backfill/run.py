@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyspark
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt, RegistryClient
@@ -68,7 +68,7 @@ SESSION_SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",  # it might put buckets together
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",  # ids in a commit
 }
-_CLIENT_TIMEOUT_S: Final = 10.0
+CLIENT_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ def backfill(
     load_adapter(settings.adapter.use, settings.adapter.field)
     with locked(place), ExitStack() as opened:
         session: Session = cache(lambda: opened.enter_context(open_session()))  # when it is first needed
-        client = opened.enter_context(order.registry.client(_CLIENT_TIMEOUT_S, clock))
+        client = opened.enter_context(order.registry.client(CLIENT_TIMEOUT_S, clock))
         job = _resumed(order, client, session, notice)
         if job is not None and job.phase is Phase.DONE:
             return summary_of(job, place, time.monotonic() - began, again=True)
-        _prepare(place)
+        prepare(place)
         job = job or _planned(order, client, session, clock)
-        with _leased(job, order, client, clock, notice) as keeper:
+        with leased(job, order, client, clock, notice) as keeper:
             if job.phase is Phase.PLANNED:
                 job = join_buckets(session(), job, order, keeper)
                 checkpoint("joined")
@@ -146,7 +146,7 @@ def _resumed(order: Order, client: RegistryClient, session: Session, notice: Not
     facts = {
         "the reading of events, or the adapter": (reading_of(order.settings), job.reading),
         "--format": (order.output_format, job.output_format),
-        "--primary or --foreign": ((_absolute(order.primary), _absolute(order.foreign)), job.patterns),
+        "--primary or --foreign": ((absolute(order.primary), absolute(order.foreign)), job.patterns),
     }
     changed = [what for what, (now, before) in facts.items() if now != before]
     if job.phase is Phase.DONE:
@@ -185,7 +185,7 @@ def _planned(order: Order, client: RegistryClient, session: Session, clock: Cloc
         reading=reading_of(order.settings),
         spark=pyspark.__version__,
         output_format=order.output_format,
-        patterns=(_absolute(order.primary), _absolute(order.foreign)),
+        patterns=(absolute(order.primary), absolute(order.foreign)),
         primary=primary,
         foreign=foreign,
         buckets=buckets_for(primary, foreign, 2 * session().sparkContext.defaultParallelism),
@@ -201,14 +201,14 @@ def _inputs(order: Order, session: Session) -> tuple[tuple[LogInput, ...], tuple
     return look_at(order.primary, "primary", look), look_at(order.foreign, "foreign", look)
 
 
-def _absolute(patterns: Sequence[str]) -> tuple[str, ...]:
+def absolute(patterns: Sequence[str]) -> tuple[str, ...]:
     absolute = tuple(pattern if is_uri(pattern) else str(Path.cwd() / pattern) for pattern in patterns)
     for pattern in absolute:
         check_name(pattern)
     return absolute
 
 
-def _prepare(place: Place) -> None:
+def prepare(place: Place) -> None:
     """UsageError where files can't be renamed into place."""
     directories = (place.staging, place.joined, place.letters)
     for directory in directories:
@@ -222,7 +222,7 @@ def _prepare(place: Place) -> None:
 
 
 @contextmanager
-def _leased(
+def leased(
     job: Job, order: Order, client: RegistryClient, clock: Clock, notice: Notice
 ) -> Iterator[LeaseKeeper]:
     """The lease of the job's incarnation, from before anything is registered. FencedError,
@@ -247,15 +247,14 @@ def join_buckets(session: SparkSession, job: Job, order: Order, keeper: LeaseKee
     FencedError; SparkFailedError: run it again.
     """
     place = replace(order.place, out=order.place.out.absolute())
-    with storage_errors(place.staging):
-        for left in place.staging.iterdir():  # by earlier attempts, and never published
-            left.unlink(missing_ok=True)
-    _send_adapter(session, order.settings.adapter.use)
+    clear_staging(place)
+    send_adapter(session, order.settings.adapter.use)
     for name, value in SESSION_SETTINGS.items():
         session.conf.set(name, value)
     try:
         with spark_failures():
-            results = run(session, Work(job, place, order.settings, order.registry))
+            rows = rows_of(session, job.primary, job.foreign, order.settings, place.staging)
+            results = results_of(rows, Work(job, place, order.settings, order.registry))
     except Exception as error:
         if keeper.own.fenced:
             raise fenced(job, order.place) from error
@@ -269,21 +268,26 @@ def join_buckets(session: SparkSession, job: Job, order: Order, keeper: LeaseKee
     return job
 
 
-def run(session: SparkSession, work: Work) -> list[BucketResult]:
+def results_of(rows: DataFrame, work: Work) -> list[BucketResult]:
     """What became of each bucket that has rows, by the attempt whose result Spark took."""
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
         for result in join_bucket(batches, work):
             yield pa.RecordBatch.from_pydict({"result": [msgspec.json.encode(result).decode()]})
 
-    job = work.job
-    rows = rows_of(session, job.primary, job.foreign, work.settings, work.place.staging)
-    told = map_in_arrow(in_buckets(rows, job.buckets), task, "result string").collect()
+    told = map_in_arrow(in_buckets(rows, work.job.buckets), task, "result string").collect()
     results = [msgspec.json.decode(row.result, type=BucketResult) for row in told]
     return sorted(results, key=lambda result: result.bucket)
 
 
-def _send_adapter(session: SparkSession, use: str) -> None:
+def clear_staging(place: Place) -> None:
+    """Of what earlier attempts left, which is never published. StorageError."""
+    with storage_errors(place.staging):
+        for left in place.staging.iterdir():
+            left.unlink(missing_ok=True)
+
+
+def send_adapter(session: SparkSession, use: str) -> None:
     """To executors elsewhere, the module that the settings name; a package must be installed there."""
     source = adapter_source(use)
     if source is not None and not str(session.sparkContext.master).startswith("local"):

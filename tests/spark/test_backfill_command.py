@@ -72,7 +72,7 @@ def test_a_log_whose_name_is_no_utf8_is_told_before_spark_is_started(said, tmp_p
 
 def test_a_registry_that_does_not_answer_is_told_before_spark_is_started(said, monkeypatch):
     monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("Spark was started"))
-    monkeypatch.setattr("spark.backfill.run._CLIENT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("spark.backfill.run.CLIENT_TIMEOUT_S", 0.5)
     status, line = said()
     assert (status, "127.0.0.1:1" in line) == (1, True)
 

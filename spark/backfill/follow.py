@@ -1,0 +1,381 @@
+"""`photon backfill --follow`: the join as a Structured Streaming job, one more datacenter of a registry.
+
+    growth.py -> ranges -> parsed lines -> primaries, each once  --+
+                                        -> foreign events ---------+-- stream-stream join -> a batch's rows
+    a batch's rows -> buckets -> registered, staged -> published            (foreachBatch)
+
+A batch is a backfill of its own: its rows are the same in every attempt, as Spark keeps which files of ranges
+it reads and what state it began with; its buckets have tokens of their own, the same in every attempt; which
+attempt's files count is settled once, and they are published under the lease (spark.backfill.run).
+
+What waits, on either side, is in Spark's state. Its clock is when lines were given out, so no line is late:
+primaries are kept for `registry.retention_days`, a foreign event waits `joiner.unjoinable_age_s`.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.storagelevel import StorageLevel
+
+from idregistry.client import RegistryClient
+from joiner.adapter import load_adapter
+from joiner.leases import LeaseKeeper
+from joiner.output import Checkpoint
+from photon.core.clock import SystemClock
+from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
+from photon.core.errors import CorruptStateError, UsageError
+from photon.core.settings import SERVED_RETENTION_DAYS, Settings
+from spark.backfill.bucket import Work
+from spark.backfill.growth import FOREIGN, PRIMARY, RANGE, Growth
+from spark.backfill.job import BUCKETS_MAX, Job, LogInput, Phase, Place, reading_of, summary_of
+from spark.backfill.publishing import Abandoned, Publisher, abandon, fenced, next_number
+from spark.backfill.rows import KIND_BITS, SCHEMA, Kind, foreign_rows, place_of, primary_rows
+from spark.backfill.run import (
+    CLIENT_TIMEOUT_S,
+    Order,
+    absolute,
+    clear_staging,
+    leased,
+    locked,
+    prepare,
+    results_of,
+    send_adapter,
+)
+from spark.reading.lines import LogFile, Range, batch_of, chunks_of
+from spark.reading.paths import is_uri
+from spark.session import SparkFailedError, map_in_arrow, spark_failures
+
+SESSION_CONF: Final = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
+"""RocksDB's snapshots ask for that one (Spark 4.3)."""
+ROWS_A_BUCKET: Final = 200_000
+SAME_PRIMARY_WITHIN: Final = "10 minutes"
+"""A primary event that is logged again so soon counts once."""
+_STATE: Final = "follow.json"
+_SETTINGS: Final = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+}
+_ROW_SCHEMA: Final = SCHEMA.append(pa.field("at_us", pa.int64()))
+
+Told = Callable[[int, dict[str, Any]], None]
+"""Called with the number of each batch that is published, and its summary."""
+
+
+class Followed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept between runs. `batch`: Spark's number of the last one that had rows, `job` what became of
+    it; `next_us`, `next_number`: of the tokens and files of the next one."""
+
+    registry: str
+    reading: str
+    spark: str
+    output_format: str
+    patterns: tuple[tuple[str, ...], tuple[str, ...]]
+    next_us: int
+    next_number: int
+    batch: int = -1
+    job: Job | None = None
+
+    @property
+    def unfinished(self) -> Job | None:
+        return None if self.job is None or self.job.phase is Phase.DONE else self.job
+
+
+def follow(
+    order: Order,
+    session: SparkSession,
+    every_s: float,
+    told: Told = lambda *_: None,
+    notice: Callable[[str], None] = lambda _: None,
+    checkpoint: Checkpoint = lambda _: None,
+    going: Callable[[], bool] = lambda: True,
+) -> None:
+    """Join what the logs gain, a look every `every_s` seconds, while `going`. Killed anywhere, the same call
+    goes on.
+
+    UsageError for an order that is not the one it was begun with, or logs that were cut; FencedError where
+    only `--abandon` helps; LockedError; SparkFailedError, UnavailableError, StorageError: run it again.
+    """
+    clock = SystemClock()
+    load_adapter(order.settings.adapter.use, order.settings.adapter.field)
+    with locked(order.place), ExitStack() as opened:
+        client = opened.enter_context(order.registry.client(CLIENT_TIMEOUT_S, clock))
+        state = _begun(order, client.identity())
+        prepare(order.place)
+        life = state.unfinished or _job(state, secrets.randbits(64), 0, ())
+        keeper = opened.enter_context(leased(life, order, client, clock, notice))
+        growth = Growth(home_of(order.place), state.patterns, clock)
+        batches = _Batches(order, state, life.incarnation, keeper, growth, told, checkpoint)
+        try:
+            with spark_failures():
+                query = _started(session, order, growth, batches)
+                while going():
+                    if not _works(query):  # a batch takes what came during the one before it
+                        growth.look()
+                    if query.awaitTermination(every_s):  # raises what ended it
+                        break
+                query.stop()
+        except SparkFailedError as error:
+            if keeper.own.fenced:
+                raise fenced(life, order.place) from error
+            raise batches.failure or error from error
+        if batches.state.unfinished is None:
+            client.dismiss([life.incarnation])
+
+
+def home_of(place: Place) -> Path:
+    return place.home / "follow"
+
+
+def load_followed(place: Place) -> Followed | None:
+    """CorruptStateError, StorageError."""
+    path = home_of(place) / _STATE
+    with storage_errors(path):
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Followed)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise CorruptStateError(f"{path}: {error}; restore it") from error
+
+
+def save_followed(place: Place, state: Followed) -> None:
+    path = home_of(place) / _STATE
+    with storage_errors(path):
+        make_directory(path.parent)
+        write_file(path, msgspec.json.encode(state))
+
+
+def abandon_followed(order: Order, client: RegistryClient, notice: Callable[[str], None]) -> Abandoned | None:
+    """Give up the batch that is not finished, whose rows the next run joins anew; None if there is none.
+
+    The place's lock is held. UsageError, UnavailableError: run it again.
+    """
+    state = load_followed(order.place)
+    if state is None or state.unfinished is None:
+        return None
+    _check(state, order, client.identity())
+    done = abandon(state.unfinished, order.place, client, notice)
+    save_followed(order.place, msgspec.structs.replace(state, batch=state.batch - 1, job=None))
+    return done
+
+
+def _begun(order: Order, registry: str) -> Followed:
+    """What an earlier run has left, or a new one's beginning. UsageError."""
+    place, state = order.place, load_followed(order.place)
+    if state is not None:
+        _check(state, order, registry)
+        return state
+    if place.load() is not None or next(place.put_away_jobs(), None) is not None:
+        raise UsageError(f"{place.home} has a backfill; follow logs under another --datacenter")
+    if uris := [pattern for pattern in (*order.primary, *order.foreign) if is_uri(pattern)]:
+        raise UsageError(f"{uris[0]}: --follow reads logs on a disk that all executors see")
+    state = Followed(
+        registry=registry,
+        reading=reading_of(order.settings),
+        spark=pyspark.__version__,
+        output_format=order.output_format,
+        patterns=(absolute(order.primary), absolute(order.foreign)),
+        next_us=SystemClock().now_us(),
+        next_number=next_number(place),
+    )
+    save_followed(place, state)
+    return state
+
+
+def _check(state: Followed, order: Order, registry: str) -> None:
+    """UsageError for another order."""
+    facts = {
+        "the registry": (registry, state.registry),
+        "the reading of events, or the adapter": (reading_of(order.settings), state.reading),
+        "--format": (order.output_format, state.output_format),
+        "--primary or --foreign": ((absolute(order.primary), absolute(order.foreign)), state.patterns),
+    }
+    if state.unfinished is not None:
+        facts["PySpark's version"] = pyspark.__version__, state.spark
+    for what, (now, before) in facts.items():
+        if now != before:
+            raise UsageError(
+                f"{home_of(order.place)} follows logs already, and {what} is not what it was begun with; run "
+                "the same command again, or begin under another --datacenter"
+            )
+
+
+def _job(state: Followed, incarnation: int, buckets: int, logs: tuple[LogInput, ...]) -> Job:
+    """Of a batch. Its rows tell places in all logs by one row of numbers."""
+    return Job(
+        incarnation=incarnation,
+        begun_us=state.next_us,
+        reading=state.reading,
+        spark=pyspark.__version__,
+        output_format=state.output_format,
+        patterns=state.patterns,
+        primary=(),
+        foreign=logs,
+        buckets=buckets,
+        first_number=state.next_number,
+        registry=state.registry,
+    )
+
+
+class _Batches:
+    """What Spark calls with each batch. `failure`: what a call of it raised."""
+
+    def __init__(
+        self,
+        order: Order,
+        state: Followed,
+        incarnation: int,
+        keeper: LeaseKeeper,
+        growth: Growth,
+        told: Told,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self.state = state
+        self.failure: BaseException | None = None
+        self._work = replace(order, place=replace(order.place, out=order.place.out.absolute()))
+        self._incarnation = incarnation
+        self._keeper = keeper
+        self._growth = growth
+        self._told = told
+        self._checkpoint = checkpoint
+
+    def take(self, rows: DataFrame, number: int) -> None:
+        try:
+            with spark_failures():
+                self._take(rows, number)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _take(self, rows: DataFrame, number: int) -> None:
+        began = time.monotonic()
+        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            count = rows.count()  # in any case: what waits is in Spark's state once the rows were made
+            job = self._planned(count, number)
+            if job is None:
+                return
+            place = self._work.place
+            if job.phase is Phase.PLANNED:
+                job = self._join(rows, job)
+                self._checkpoint("joined")
+            Publisher(place, job, self._keeper, self._checkpoint).publish()
+            self._checkpoint("published")
+            self._save(msgspec.structs.replace(job, phase=Phase.DONE))
+        finally:
+            rows.unpersist()
+        self._told(number, summary_of(job, place, time.monotonic() - began))
+
+    def _planned(self, count: int, number: int) -> Job | None:
+        """The batch's job, durably noted before anything is registered for it; None if it has no rows, or is
+        published, and Spark was killed before it noted that."""
+        state = self.state
+        if number == state.batch or not count:
+            return state.unfinished if number == state.batch else None
+        buckets = min(1 + count // ROWS_A_BUCKET, BUCKETS_MAX)
+        job = _job(state, self._incarnation, buckets, self._growth.logs)
+        after = {"next_us": state.next_us + buckets, "next_number": state.next_number + buckets}
+        self.state = msgspec.structs.replace(state, batch=number, **after)
+        self._save(job)
+        return job
+
+    def _join(self, rows: DataFrame, job: Job) -> Job:
+        order = self._work
+        clear_staging(order.place)
+        results = results_of(rows, Work(job, order.place, order.settings, order.registry))
+        with storage_errors(order.place.staging):
+            sync_directory(order.place.staging)
+        return self._save(msgspec.structs.replace(job, phase=Phase.JOINED, results=tuple(results)))
+
+    def _save(self, job: Job) -> Job:
+        self.state = msgspec.structs.replace(self.state, job=job)
+        save_followed(self._work.place, self.state)
+        return job
+
+
+def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batches) -> Any:
+    """The query. Two stateful steps: primaries each once; and the join, of which an event that nobody met
+    comes by itself."""
+    send_adapter(session, order.settings.adapter.use)
+    tasks = session.sparkContext.defaultParallelism
+    for name, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(tasks)}.items():
+        session.conf.set(name, value)
+    settings = order.settings
+    kept_s = round(86_400 * (settings.registry.retention_days or SERVED_RETENTION_DAYS))
+    waits_s = round(settings.joiner.unjoinable_age_s)
+    given = session.readStream.schema(RANGE).option("cleanSource", "delete")
+    ranges = given.json(str(growth.ranges.absolute())).repartition(tasks, "number", "start")
+    primaries = (
+        _parsed(ranges.filter(F.col("side") != FOREIGN), settings, [Kind.PRIMARY], "p")
+        .withWatermark("p_at", SAME_PRIMARY_WITHIN)
+        .dropDuplicatesWithinWatermark(["p_key"])
+    )
+    foreigns = _parsed(ranges.filter(F.col("side") != PRIMARY), settings, [Kind.FOREIGN], "f").withWatermark(
+        "f_at", SAME_PRIMARY_WITHIN
+    )
+    within = f"p_at >= f_at - INTERVAL {kept_s} SECONDS AND p_at <= f_at + INTERVAL {waits_s} SECONDS"
+    met = foreigns.join(primaries, F.expr(f"f_key = p_key AND {within}"), "leftOuter")
+    both = met.select(F.explode(F.array(_side(met, "p"), _side(met, "f"))).alias("row")).select("row.*")
+    rest = [Kind.PRIMARY_COUNT, Kind.PRIMARY_MALFORMED, Kind.FOREIGN_MALFORMED]
+    others = _parsed(ranges, settings, rest, "o")
+    rows = both.unionByName(others.select(_side(others, "o").alias("row")).select("row.*"))
+    writer = rows.filter("length(key) = 16").writeStream.foreachBatch(batches.take)
+    return writer.option("checkpointLocation", str(growth.ranges.parent.absolute() / "spark")).start()
+
+
+def _works(query: Any) -> bool:
+    status = query.status
+    return bool(status["isTriggerActive"] or status["isDataAvailable"])
+
+
+def _parsed(ranges: DataFrame, settings: Settings, kinds: Collection[Kind], name: str) -> DataFrame:
+    """The rows of those kinds, their columns named `<name>_*`; `at`: when their lines were given out."""
+
+    def parse(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for one in batch.to_pylist():
+                yield from _rows(one, settings, kinds)
+
+    rows = map_in_arrow(ranges, parse, from_arrow_schema(_ROW_SCHEMA))
+    rows = rows.withColumn("at", F.timestamp_micros("at_us")).drop("at_us")
+    return rows.select([F.col(column).alias(f"{name}_{column}") for column in rows.columns])
+
+
+def _rows(given: dict[str, Any], settings: Settings, kinds: Collection[Kind]) -> Iterator[Any]:
+    """Of a range; of a tick one of each kind, whose key is none, so that the time goes on."""
+    if given["side"] not in (PRIMARY, FOREIGN):
+        places = [place_of(kind, 0, 0) for kind in kinds]
+        keys = [bytes([kind]) for kind in kinds]
+        yield _at(batch_of(SCHEMA, len(places), key=keys, place=places), given["at_us"])
+        return
+    make = primary_rows if given["side"] == PRIMARY else foreign_rows
+    log = LogFile(given["name"], given["size"], given["file_start"], given["number"])
+    parse = make(settings, {log.name: log.number})
+    for path, chunk in chunks_of(Range(log, given["start"], given["end"]), settings.logs, False):
+        for batch in parse(log.name, path, chunk):
+            if int(batch.column("place")[0].as_py()) >> KIND_BITS in kinds:
+                yield _at(batch, given["at_us"])
+
+
+def _at(batch: Any, at_us: int) -> Any:
+    columns = [*batch.columns, pa.array([at_us] * batch.num_rows, pa.int64())]
+    return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
+
+
+def _side(rows: DataFrame, name: str) -> Any:
+    """One side's columns as a row of spark.backfill.rows."""
+    return F.struct(*[rows[f"{name}_{column}"].alias(column) for column in SCHEMA.names])

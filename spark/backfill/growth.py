@@ -1,0 +1,177 @@
+"""What logs have grown by, as numbered files of ranges that Spark follows: each is made once and stays so.
+
+    HOME/follow/looked.json      how far each log is given out, and the number of the last file of ranges
+    HOME/follow/ranges/N.json    ranges of logs (RANGE); Spark deletes what it has read
+
+`looked.json` has the last file's ranges too and is written first, so a kill between the two leaves none out.
+A log is known by its name. One that was cut, or renamed so that another has its name, ends the run.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from photon.core.clock import Clock
+from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.errors import CorruptStateError, UsageError
+from photon.logs.files import end_of_last_line, named_files
+from photon.logs.packed import is_packed
+from spark.backfill.job import FILES_MAX, LogInput
+from spark.reading.paths import check_name
+
+RANGE: Final = (
+    "side int, number int, name string, file_start long, size long, start long, end long, at_us long"
+)
+"""Of log `number` the lines from `start` to before `end`, as spark.reading.lines.Range has them."""
+GIVEN_BYTES_MAX: Final = 512 << 20
+"""In a file of ranges, so in a batch: more of a backlog is for the next ones."""
+PIECE_BYTES: Final = 32 << 20
+TICK_S: Final = 60.0
+"""So often there is a file without a range where nothing grows: by it Spark knows how late it is."""
+ARCHIVE_AGE_S: Final = 10.0
+"""An archive is read whole, once nobody has written to it for so long."""
+PRIMARY, FOREIGN, TICK = 0, 1, 2
+
+
+class Given(msgspec.Struct):
+    """A log, and how much of it is given out."""
+
+    name: str
+    side: int
+    size: int = 0
+
+
+class Looked(msgspec.Struct):
+    """`logs`: by their numbers; `number`, `at_us`, `ranges`: of the last file of ranges."""
+
+    logs: list[Given] = []
+    number: int = -1
+    at_us: int = 0
+    ranges: list[str] = []
+
+
+class Growth:
+    """For one process. `patterns`: of the primary and of the foreign logs."""
+
+    def __init__(self, home: Path, patterns: tuple[Sequence[str], Sequence[str]], clock: Clock) -> None:
+        """CorruptStateError, StorageError."""
+        self.ranges = home / "ranges"
+        self._path = home / "looked.json"
+        self._patterns = patterns
+        self._clock = clock
+        make_directory(self.ranges)
+        self._looked = self._load()
+        self._numbers = {log.name: number for number, log in enumerate(self._looked.logs)}
+        if self._looked.number >= 0:
+            self._write()
+
+    @property
+    def logs(self) -> tuple[LogInput, ...]:
+        """By their numbers."""
+        return tuple(LogInput(log.name, log.size, "") for log in self._looked.logs)
+
+    def look(self) -> bool:
+        """Give out what is new: whether anything was. UsageError, StorageError."""
+        looked, now_us = self._looked, self._clock.now_us()
+        at_us = max(now_us, looked.at_us + 1)  # whatever a clock does, no row is late
+        found = self._found()
+        ranges = list(self._pieces(found, at_us))
+        if not ranges and now_us - looked.at_us < TICK_S * 1e6:
+            return False
+        if not ranges:
+            ranges = [_line(TICK, 0, "", (0, 0, 0, 0), at_us)]
+        looked.number, looked.at_us, looked.ranges = looked.number + 1, at_us, ranges
+        with storage_errors(self._path):
+            write_file(self._path, msgspec.json.encode(looked))
+        self._write()
+        return True
+
+    def _load(self) -> Looked:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Looked)
+        except FileNotFoundError:
+            return Looked()
+        except msgspec.DecodeError as error:
+            raise CorruptStateError(f"{self._path}: {error}; restore it") from error
+
+    def _write(self) -> None:
+        """The last file of ranges. Spark knows what it has read by its name."""
+        path = self.ranges / f"{self._looked.number:010d}.json"
+        with storage_errors(path):
+            write_file(path, "".join(self._looked.ranges).encode())
+
+    def _found(self) -> list[tuple[Given, int]]:
+        """Logs that have more lines than were given out, and up to where."""
+        grown: list[tuple[Given, int]] = []
+        for side, patterns in enumerate(self._patterns):
+            for name in map(os.path.abspath, named_files(patterns)):
+                check_name(name)
+                with storage_errors(Path(name)):
+                    grown += self._grown(name, side)
+        return grown
+
+    def _grown(self, name: str, side: int) -> Iterable[tuple[Given, int]]:
+        status, number = os.stat(name), self._numbers.get(name)
+        given = Given(name, side) if number is None else self._looked.logs[number]
+        if status.st_size < given.size:
+            raise UsageError(
+                f"{name} has {status.st_size} bytes, and {given.size} of it were read: it was cut, or is "
+                "another log by now; give each log a name of its own (clicks-2026-01-01.jsonl), or follow "
+                "these by `photon join`"
+            )
+        end = status.st_size
+        if end == given.size:
+            return
+        if is_packed(name):
+            if given.size or self._clock.now_us() / 1e6 - status.st_mtime < ARCHIVE_AGE_S:
+                return
+        else:
+            with open(name, "rb", buffering=0) as file:
+                end = end_of_last_line(file.fileno(), end)
+        if end > given.size:
+            if number is None:
+                self._number(given)
+            yield given, end
+
+    def _number(self, given: Given) -> None:
+        if len(self._looked.logs) == FILES_MAX:
+            raise UsageError(f"more than {FILES_MAX} logs; begin anew under another --datacenter")
+        self._numbers[given.name] = len(self._looked.logs)
+        self._looked.logs.append(given)
+
+    def _pieces(self, found: list[tuple[Given, int]], at_us: int) -> Iterable[str]:
+        """Of each log in its turn, so that all advance; what is given out counts at once."""
+        left = GIVEN_BYTES_MAX
+        while found and left > 0:
+            more = []
+            for given, end in found:
+                start = given.size
+                given.size = end if is_packed(given.name) else self._cut(given.name, start, end)
+                left -= given.size - start
+                place = (start, given.size, start, given.size)
+                yield _line(given.side, self._numbers[given.name], given.name, place, at_us)
+                if given.size < end:
+                    more.append((given, end))
+                if left <= 0:
+                    break
+            found = more
+
+    @staticmethod
+    def _cut(name: str, start: int, end: int) -> int:
+        """The end of a piece, after a whole line."""
+        if end - start <= PIECE_BYTES:
+            return end
+        with open(name, "rb") as file:
+            file.seek(start + PIECE_BYTES - 1)
+            file.readline()
+            return min(file.tell(), end)
+
+
+def _line(side: int, number: int, name: str, place: tuple[int, int, int, int], at_us: int) -> str:
+    fields = ("file_start", "size", "start", "end")
+    row = {"side": side, "number": number, "name": name, "at_us": at_us}
+    row |= dict(zip(fields, place, strict=True))
+    return msgspec.json.encode(row).decode() + "\n"

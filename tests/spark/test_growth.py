@@ -1,0 +1,155 @@
+"""Ranges of growing logs: every whole line is in one of them, whatever the looks and the kills between."""
+
+import json
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from photon.core.errors import CorruptStateError, UsageError
+from spark.backfill import growth as module
+from spark.backfill.growth import FOREIGN, PRIMARY, TICK, Growth
+
+pytest.importorskip("pyarrow")
+
+
+class Clock:
+    def __init__(self):
+        self.us = 1_700_000_000_000_000
+
+    def now_us(self):
+        return self.us
+
+
+@pytest.fixture
+def logs(tmp_path):
+    for side in ("queries", "clicks"):
+        (tmp_path / side).mkdir()
+    return tmp_path
+
+
+def new(logs, clock):
+    return Growth(logs / "home", ([str(logs / "queries")], [str(logs / "clicks")]), clock)
+
+
+def ranges(logs):
+    """By the number of the file."""
+    return {
+        int(path.stem): [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted((logs / "home/ranges").iterdir())
+    }
+
+
+def read(logs):
+    """log name -> what the ranges are of it, each byte once and in whole lines."""
+    found = {}
+    for number in sorted(ranges(logs)):
+        for one in ranges(logs)[number]:
+            if one["side"] == TICK:
+                continue
+            before = found.setdefault(one["name"], b"")
+            assert one["start"] == one["file_start"] == len(before)
+            assert one["end"] == one["size"]
+            with open(one["name"], "rb") as file:
+                data = file.read()[one["start"] : one["end"]]
+            assert data.endswith(b"\n")
+            found[one["name"]] = before + data
+    return found
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=40), st.booleans()), max_size=12))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_whole_line_is_given_out_once_whatever_the_starts(tmp_path, steps):
+    shutil.rmtree(tmp_path / "one", ignore_errors=True)
+    logs, clock = tmp_path / "one", Clock()
+    (logs / "queries").mkdir(parents=True)
+    (logs / "clicks").mkdir()
+    written = {}
+    growth = new(logs, clock)
+    for name, data, again in steps:
+        path = logs / "clicks" / name
+        with path.open("ab") as file:
+            file.write(data)
+        written[str(path)] = written.get(str(path), b"") + data
+        if again:
+            growth = new(logs, clock)
+        growth.look()
+    growth.look()
+    whole = {name: data[: data.rfind(b"\n") + 1] for name, data in written.items()}
+    assert read(logs) == {name: data for name, data in whole.items() if data}
+
+
+def test_a_kill_before_the_file_of_ranges_is_there_leaves_none_out(logs, monkeypatch):
+    (logs / "clicks/a").write_bytes(b"one\n")
+    growth = new(logs, Clock())
+    monkeypatch.setattr(Growth, "_write", lambda _: None)
+    assert growth.look()
+    monkeypatch.undo()
+    assert ranges(logs) == {}
+    new(logs, Clock())
+    assert read(logs) == {str(logs / "clicks/a"): b"one\n"}
+    [one] = ranges(logs)[0]
+    assert (one["side"], one["number"]) == (FOREIGN, 0)
+
+
+def test_large_growth_is_given_out_in_pieces_of_whole_lines_and_in_turn(logs, monkeypatch):
+    monkeypatch.setattr(module, "PIECE_BYTES", 100)
+    monkeypatch.setattr(module, "GIVEN_BYTES_MAX", 500)
+    for name in ("clicks/a", "clicks/b", "queries/q"):
+        (logs / name).write_bytes(b"".join(b"line %04d\n" % n for n in range(100)))
+    growth, looks = new(logs, Clock()), 0
+    while growth.look():
+        looks += 1
+    assert looks == len(ranges(logs)) >= 6
+    for given_out in list(ranges(logs).values())[:-1]:
+        assert sum(one["end"] - one["start"] for one in given_out) < 500 + 110
+        assert len({one["name"] for one in given_out}) > 1, "all advance"
+    assert {one["side"] for one in ranges(logs)[0]} == {PRIMARY, FOREIGN}
+    assert {len(data) for data in read(logs).values()} == {1000}
+
+
+def test_an_archive_is_given_out_whole_once_nobody_writes_to_it(logs):
+    clock = Clock()
+    path = logs / "clicks/a.gz"
+    path.write_bytes(b"packed")
+    os.utime(path, (clock.us / 1e6 - 1, clock.us / 1e6 - 1))
+    growth = new(logs, clock)
+    assert growth.look()
+    assert [one["side"] for one in ranges(logs)[0]] == [TICK]
+    clock.us += 20_000_000
+    assert growth.look()
+    assert [one["end"] for one in ranges(logs)[max(ranges(logs))]] == [6]
+    clock.us += 20_000_000
+    assert not growth.look()
+
+
+def test_where_nothing_grows_time_goes_on_and_never_back(logs):
+    clock = Clock()
+    growth = new(logs, clock)
+    assert growth.look(), "the first tells the time"
+    assert not growth.look()
+    clock.us += 61_000_000
+    assert growth.look()
+    clock.us -= 300_000_000  # a clock that is set back
+    (logs / "clicks/a").write_bytes(b"one\n")
+    assert growth.look()
+    told = [given_out[0]["at_us"] for given_out in ranges(logs).values()]
+    assert told == sorted(set(told)) and len(told) == 3
+
+
+def test_a_log_that_was_cut_is_told(logs):
+    (logs / "clicks/a").write_bytes(b"one\ntwo\n")
+    growth = new(logs, Clock())
+    growth.look()
+    (logs / "clicks/a").write_bytes(b"one\n")
+    with pytest.raises(UsageError, match="was cut, or is another log"):
+        growth.look()
+
+
+def test_what_was_looked_at_and_can_not_be_read_is_told(logs):
+    new(logs, Clock()).look()
+    (logs / "home/looked.json").write_bytes(b"{")
+    with pytest.raises(CorruptStateError, match=r"looked\.json"):
+        new(logs, Clock())
