@@ -36,7 +36,10 @@ EXAMPLES: Final = {
         "recover --foreign clicks --work out --details missing",
         "recover --foreign clicks --work out --apply",
     ),
-    "backfill": ("backfill --primary 'old/queries/*' --foreign 'old/clicks/*' --out out",),
+    "backfill": (
+        "backfill --primary 'old/queries/*' --foreign 'old/clicks/*' --out out",
+        "backfill --follow --primary 'queries/*' --foreign 'clicks/*' --out out --config photon.toml",
+    ),
     "logmap": (
         "logmap build --primary 'queries/*' --map built",
         "logmap load --map built --into work/east/eventstore/map",

@@ -12,10 +12,12 @@ What waits, on either side, is in Spark's state. Its clock is when lines were gi
 primaries are kept for `registry.retention_days`, a foreign event waits `joiner.unjoinable_age_s`.
 """
 
+import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +36,7 @@ from joiner.leases import LeaseKeeper
 from joiner.output import Checkpoint
 from photon.core.clock import SystemClock
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.errors import CorruptStateError, PhotonError, UsageError
 from photon.core.settings import SERVED_RETENTION_DAYS, Settings
 from spark.backfill.bucket import Work
 from spark.backfill.growth import FOREIGN, PRIMARY, RANGE, Growth
@@ -66,7 +68,6 @@ _SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
 }
 _ROW_SCHEMA: Final = SCHEMA.append(pa.field("at_us", pa.int64()))
@@ -132,12 +133,18 @@ def follow(
             if keeper.own.fenced:
                 raise fenced(life, order.place) from error
             raise batches.failure or error from error
-        if batches.state.unfinished is None:
-            client.dismiss([life.incarnation])
+        finally:
+            if batches.end():
+                with suppress(PhotonError):
+                    client.dismiss([life.incarnation])
 
 
 def home_of(place: Place) -> Path:
     return place.home / "follow"
+
+
+def _checkpoints(place: Place) -> Path:
+    return home_of(place) / "spark"
 
 
 def load_followed(place: Place) -> Followed | None:
@@ -178,6 +185,11 @@ def _begun(order: Order, registry: str) -> Followed:
     place, state = order.place, load_followed(order.place)
     if state is not None:
         _check(state, order, registry)
+        if state.batch >= 0 and not (_checkpoints(place) / "metadata").exists():
+            raise CorruptStateError(
+                f"{_checkpoints(place)}: Spark's checkpoints are gone, and what waited in them; put them "
+                "back, or begin under another --datacenter, which reads all logs again"
+            )
         return state
     if place.load() is not None or next(place.put_away_jobs(), None) is not None:
         raise UsageError(f"{place.home} has a backfill; follow logs under another --datacenter")
@@ -252,6 +264,14 @@ class _Batches:
         self._growth = growth
         self._told = told
         self._checkpoint = checkpoint
+        self._mutex = threading.Lock()
+        self._ended = False
+
+    def end(self) -> bool:
+        """No batch begins any more. Whether none is unfinished."""
+        with self._mutex:
+            self._ended = True
+            return self.state.unfinished is None
 
     def take(self, rows: DataFrame, number: int) -> None:
         try:
@@ -289,9 +309,11 @@ class _Batches:
         buckets = min(1 + count // ROWS_A_BUCKET, BUCKETS_MAX)
         job = _job(state, self._incarnation, buckets, self._growth.logs)
         after = {"next_us": state.next_us + buckets, "next_number": state.next_number + buckets}
-        self.state = msgspec.structs.replace(state, batch=number, **after)
-        self._save(job)
-        return job
+        with self._mutex:
+            if self._ended:
+                raise SparkFailedError("it is being stopped")
+            self.state = msgspec.structs.replace(state, batch=number, **after)
+            return self._save(job)
 
     def _join(self, rows: DataFrame, job: Job) -> Job:
         order = self._work
@@ -311,6 +333,8 @@ def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batc
     """The query. Two stateful steps: primaries each once; and the join, of which an event that nobody met
     comes by itself."""
     send_adapter(session, order.settings.adapter.use)
+    # It prints what a batch raised with its whole stack; `failure` has it.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     tasks = session.sparkContext.defaultParallelism
     for name, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(tasks)}.items():
         session.conf.set(name, value)
@@ -334,7 +358,7 @@ def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batc
     others = _parsed(ranges, settings, rest, "o")
     rows = both.unionByName(others.select(_side(others, "o").alias("row")).select("row.*"))
     writer = rows.filter("length(key) = 16").writeStream.foreachBatch(batches.take)
-    return writer.option("checkpointLocation", str(growth.ranges.parent.absolute() / "spark")).start()
+    return writer.option("checkpointLocation", str(_checkpoints(order.place).absolute())).start()
 
 
 def _works(query: Any) -> bool:

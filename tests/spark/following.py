@@ -44,7 +44,7 @@ class Followed:
         self.directory = directory
         self.registry = registry
         self.pairs = set()
-        self.bad = self.clicks = 0
+        self.bad = self.clicks = self.queries = 0
         for side in ("queries", "clicks"):
             (directory / "logs" / side).mkdir(parents=True)
         (directory / "dying.py").write_text(ADAPTER)
@@ -56,7 +56,7 @@ class Followed:
         (directory / "photon.toml").write_text(text)
 
     def log(self, side, *events):
-        number = len(self.pairs) % 3
+        number = self.queries % 3
         with (self.directory / f"logs/{side}/{number}.jsonl").open("ab") as file:
             file.write(
                 b"".join(e if isinstance(e, bytes) else json.dumps(e).encode() + b"\n" for e in events)
@@ -64,7 +64,8 @@ class Followed:
 
     def more(self, count):
         """So many pairs: some clicks before their queries, some twice, some queries twice, and bad lines."""
-        first = len(self.pairs)
+        first = self.queries
+        self.queries += count
         queries = [{"id": f"q{n}", "ts_us": US} for n in range(first, first + count)]
         clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": US} for n in range(first, first + count)]
         half = count // 2

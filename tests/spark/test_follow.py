@@ -7,12 +7,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+import pyarrow
+import pyarrow.parquet
 import pytest
 
+from photon.core.errors import CorruptStateError, UsageError
+from photon.core.settings import parse_settings
 from tests.spark.following import US, WAIT_S, Followed
-from tests.spark.kit import RealRegistry
+from tests.spark.kit import RealRegistry, planned_job
 from tests.system import read_lines, start_photon
 from tests.waiting import wait_until
 
@@ -28,8 +34,13 @@ def followed(tmp_path, requirements):
 
 
 def test_what_comes_is_joined_and_what_never_meets_is_told(followed):
+    table = followed.directory / "more.parquet"
+    columns = {"id": ["p0", "p1"], "primary_id": ["q0", "q1"], "ts_us": [US, US]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), table)
     followed.more(50)
-    process = followed.start()
+    process = followed.start("--foreign", str(table))
+    followed.pairs |= {("q0", "p0"), ("q1", "p1")}
+    followed.clicks += 2
     followed.await_all(process)
     followed.more(50)
     followed.log("clicks", {"id": "lonely", "primary_id": "nobody", "ts_us": US})
@@ -144,3 +155,44 @@ def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(tmp
     east, backfill = (len(read_lines(tmp_path / "out/joined" / name)) for name in ("east", "backfill"))
     assert east > 100
     assert backfill >= 100, "of the log that it reads alone"
+
+
+@pytest.fixture
+def refused(tmp_path, registry):
+    """What `follow` says of an order, before it needs Spark."""
+    from spark.backfill.follow import follow
+    from spark.backfill.job import Place
+    from spark.backfill.run import Order
+
+    order = Order(
+        ("logs/q",), ("logs/c",), Place(tmp_path / "out", "s"), "jsonl", registry.at, parse_settings({})
+    )
+
+    def refused(error, match, **changes):
+        with pytest.raises(error, match=match):
+            follow(replace(order, **changes), None, 0.1)
+
+    refused.place = order.place
+    return refused
+
+
+def test_an_order_that_is_not_the_one_it_was_begun_with_is_refused(refused):
+    from spark.backfill.follow import load_followed, save_followed
+
+    refused(UsageError, "on a disk that all executors see", primary=("s3a://bucket/q",))
+    assert load_followed(refused.place) is None
+    refused(AttributeError, "NoneType")  # it would begin, and there is no Spark
+    refused(UsageError, "--primary or --foreign is not what", foreign=("logs/others",))
+    refused(UsageError, "--format is not what", output_format="parquet")
+    state = load_followed(refused.place)
+    save_followed(refused.place, msgspec.structs.replace(state, registry="another"))
+    refused(UsageError, "the registry is not what")
+    save_followed(refused.place, msgspec.structs.replace(state, batch=7))
+    refused(CorruptStateError, "checkpoints are gone")
+
+
+def test_a_directory_of_a_plain_backfill_is_refused(refused):
+    place = refused.place
+    place.home.mkdir(parents=True)
+    place.save(planned_job(5))
+    refused(UsageError, "has a backfill; follow logs under another --datacenter")
