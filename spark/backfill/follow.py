@@ -16,7 +16,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -169,12 +169,11 @@ def save_followed(place: Place, state: Followed) -> None:
 def abandon_followed(order: Order, client: RegistryClient, notice: Callable[[str], None]) -> Abandoned | None:
     """Give up the batch that is not finished, whose rows the next run joins anew; None if there is none.
 
-    The place's lock is held. UsageError, UnavailableError: run it again.
+    The place's lock is held. UsageError; UnavailableError: run it again.
     """
     state = load_followed(order.place)
     if state is None or state.unfinished is None:
         return None
-    _check(state, order, client.identity())
     done = abandon(state.unfinished, order.place, client, notice)
     save_followed(order.place, msgspec.structs.replace(state, batch=state.batch - 1, job=None))
     return done
@@ -183,46 +182,51 @@ def abandon_followed(order: Order, client: RegistryClient, notice: Callable[[str
 def _begun(order: Order, registry: str) -> Followed:
     """What an earlier run has left, or a new one's beginning. UsageError."""
     place, state = order.place, load_followed(order.place)
+    now: dict[str, Any] = {
+        "reading": reading_of(order.settings),
+        "spark": pyspark.__version__,
+        "output_format": order.output_format,
+        "patterns": (absolute(order.primary), absolute(order.foreign)),
+    }
     if state is not None:
-        _check(state, order, registry)
+        _check(state, place, registry, now)
         if state.batch >= 0 and not (_checkpoints(place) / "metadata").exists():
             raise CorruptStateError(
                 f"{_checkpoints(place)}: Spark's checkpoints are gone, and what waited in them; put them "
                 "back, or begin under another --datacenter, which reads all logs again"
             )
+        state = msgspec.structs.replace(state, **now)
+        save_followed(place, state)
         return state
     if place.load() is not None or next(place.put_away_jobs(), None) is not None:
         raise UsageError(f"{place.home} has a backfill; follow logs under another --datacenter")
     if uris := [pattern for pattern in (*order.primary, *order.foreign) if is_uri(pattern)]:
         raise UsageError(f"{uris[0]}: --follow reads logs on a disk that all executors see")
-    state = Followed(
-        registry=registry,
-        reading=reading_of(order.settings),
-        spark=pyspark.__version__,
-        output_format=order.output_format,
-        patterns=(absolute(order.primary), absolute(order.foreign)),
-        next_us=SystemClock().now_us(),
-        next_number=next_number(place),
-    )
+    next_us = SystemClock().now_us()
+    state = Followed(registry=registry, next_us=next_us, next_number=next_number(place), **now)
     save_followed(place, state)
     return state
 
 
-def _check(state: Followed, order: Order, registry: str) -> None:
-    """UsageError for another order."""
-    facts = {
-        "the registry": (registry, state.registry),
-        "the reading of events, or the adapter": (reading_of(order.settings), state.reading),
-        "--format": (order.output_format, state.output_format),
-        "--primary or --foreign": ((absolute(order.primary), absolute(order.foreign)), state.patterns),
+def _check(state: Followed, place: Place, registry: str, now: Mapping[str, Any]) -> None:
+    """UsageError for another registry, or where a batch would not go on as it began. Between batches the rest
+    may change."""
+    if registry != state.registry:
+        raise UsageError(
+            f"{home_of(place)} registers with the registry {state.registry}, and this is {registry}; name "
+            "that one, or begin under another --datacenter"
+        )
+    told = {
+        "reading": "the reading of events, or the adapter,",
+        "spark": "PySpark's version",
+        "output_format": "--format",
+        "patterns": "--primary or --foreign",
     }
-    if state.unfinished is not None:
-        facts["PySpark's version"] = pyspark.__version__, state.spark
-    for what, (now, before) in facts.items():
-        if now != before:
+    for name, what in told.items():
+        if state.unfinished is not None and getattr(state, name) != now[name]:
             raise UsageError(
-                f"{home_of(order.place)} follows logs already, and {what} is not what it was begun with; run "
-                "the same command again, or begin under another --datacenter"
+                f"{home_of(place)} has an unfinished batch, and {what} is not what it was begun with; run "
+                "the same command again, or --abandon it first"
             )
 
 

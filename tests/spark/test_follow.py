@@ -182,11 +182,15 @@ def test_an_order_that_is_not_the_one_it_was_begun_with_is_refused(refused):
     refused(UsageError, "on a disk that all executors see", primary=("s3a://bucket/q",))
     assert load_followed(refused.place) is None
     refused(AttributeError, "NoneType")  # it would begin, and there is no Spark
-    refused(UsageError, "--primary or --foreign is not what", foreign=("logs/others",))
-    refused(UsageError, "--format is not what", output_format="parquet")
+    refused(AttributeError, "NoneType", foreign=("logs/c", "logs/more"))  # as long as no batch is under way
     state = load_followed(refused.place)
+    assert [len(side) for side in state.patterns] == [1, 2]
+    job = planned_job(5)
+    save_followed(refused.place, msgspec.structs.replace(state, job=job))
+    refused(UsageError, "--primary or --foreign is not what")
+    refused(UsageError, "--format is not what", foreign=("logs/c", "logs/more"), output_format="parquet")
     save_followed(refused.place, msgspec.structs.replace(state, registry="another"))
-    refused(UsageError, "the registry is not what")
+    refused(UsageError, "registers with the registry another")
     save_followed(refused.place, msgspec.structs.replace(state, batch=7))
     refused(CorruptStateError, "checkpoints are gone")
 
