@@ -16,7 +16,6 @@ and it is counted once, though as a duplicate where it had been joined.
 """
 
 import os
-import re
 import sys
 import threading
 import zlib
@@ -31,9 +30,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.ledger import DEAD_LETTER_FILE_BYTES_MAX, Entry, Ledger, letters_stem
+from dispatcher.ledger import DEAD_LETTER_FILE_BYTES_MAX, Entry, Ledger
 from dispatcher.rules.events import Events, pack_values, unpack_places
-from dispatcher.rules.letters import LetterPlace, unpack_letters
+from dispatcher.rules.letters import LetterPlace, letters_stem, names_letters, unpack_letters
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.disk import storage_errors
 from photon.core.errors import CorruptStateError
@@ -261,24 +260,30 @@ class _Letter(msgspec.Struct):
 _decode_letter: Final = msgspec.json.Decoder(_Letter).decode
 
 
-def _mark(line: bytes) -> tuple[str, int, bytes]:
-    """By which a dead letter is known, whatever its log was called when it was written."""
-    letter = _decode_letter(line)
-    return letter.fate, letter.offset, bytes(letter.event)
+_Mark = tuple[str, int, bytes]
 
 
-def _standing(dead_letters: Path, worker: int) -> set[tuple[str, int, bytes]]:
+def _mark(line: bytes) -> _Mark | None:
+    """By which a dead letter is known, whatever its log was called when it was written; None of what can't be
+    read as one."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        letter = _decode_letter(line)
+        return letter.fate, letter.offset, bytes(letter.event)
+    return None
+
+
+def _standing(dead_letters: Path, worker: int) -> set[_Mark]:
     """The newest dead letters of that share that can be seen here, whichever process wrote them."""
-    name = re.compile(rf"foreign(-p\d+)?{f'-w{worker}' if worker else ''}-\d+\.jsonl")
-    marks: set[tuple[str, int, bytes]] = set()
+    name = names_letters(worker)
+    marks: set[_Mark] = set()
     with storage_errors(dead_letters):
         paths = [path for path in dead_letters.iterdir() if name.fullmatch(path.name)]
         left = _LOOKED_THROUGH_BYTES
         for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             for line in path.open("rb") if left > 0 else ():
                 left -= len(line)
-                with suppress(msgspec.DecodeError):
-                    marks.add(_mark(line))
+                if (mark := _mark(line)) is not None:
+                    marks.add(mark)
     return marks
 
 

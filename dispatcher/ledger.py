@@ -38,7 +38,7 @@ from dispatcher.rules.events import (
     unpack_time,
     unpack_values,
 )
-from dispatcher.rules.letters import LetterPlace, with_more
+from dispatcher.rules.letters import LetterPlace, letters_stem, with_more
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.columns import split_ids
 from photon.core.disk import DirectoryLock, LmdbFile, stays
@@ -583,11 +583,6 @@ class RetryQueue:
             due_us = due_us_of(first)
             if self.next_due_us is None or due_us < self.next_due_us:
                 self.next_due_us = due_us
-
-
-def letters_stem(worker: int, process: int = 0) -> str:
-    """The names of a worker's dead letters begin with it."""
-    return "foreign" + (f"-p{process}" if process else "") + (f"-w{worker}" if worker else "")
 
 
 def _number_key(number: int) -> bytes:

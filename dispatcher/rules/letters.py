@@ -1,10 +1,11 @@
-"""Where a share's dead letters stand in the logs, packed: so that who goes on with the share tells of them,
-too, when the disk that they were on is lost. Pure.
+"""What files of dead letters are called; and where those of a share stand in the logs, packed, so that who
+goes on with the share tells of them, too, when the disk that they were on is lost. Pure.
 
-They are in rows of some hundred, numbered as they come. All rows together are bounded, so of very many dead
+Places are in rows of some hundred, numbered as they come. All rows together are bounded, so of very many dead
 letters the newest are kept.
 """
 
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Self
@@ -18,6 +19,16 @@ PLACES_BYTES_MAX: Final = 256 << 10
 """Of all rows. At 2 to 6 bytes each: some 50,000 to 100,000 dead letters."""
 _OF_A_ROW: Final = 1024
 _FAST: Final = 1
+
+
+def letters_stem(worker: int, process: int = 0) -> str:
+    """The names of a worker's dead letters begin with it."""
+    return "foreign" + (f"-p{process}" if process else "") + (f"-w{worker}" if worker else "")
+
+
+def names_letters(worker: int) -> re.Pattern[str]:
+    """Of the files of a worker's dead letters, whichever process wrote them."""
+    return re.compile(letters_stem(worker).replace("foreign", r"foreign(-p\d+)?") + r"-\d+\.jsonl")
 
 
 class LetterPlace(NamedTuple):
