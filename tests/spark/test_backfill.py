@@ -246,14 +246,14 @@ def half_done(run, order, tmp_path, monkeypatch):
     import spark.backfill.run as module
 
     write_logs(tmp_path, [(f"c{n}", f"q{n % 7}") for n in range(100)], [f"q{n}" for n in range(7)])
-    real = module.run
+    real = module.results_of
 
     def run_and_die(*arguments):
         real(*arguments)
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run", run_and_die)
+        patch.setattr(module, "results_of", run_and_die)
         with pytest.raises(Interrupted):
             run(order)
     assert not order.place.joined.exists() or not list(order.place.joined.glob("backfill-0*"))
@@ -317,14 +317,14 @@ def test_a_log_that_is_replaced_while_it_is_read_ends_the_job(run, order, tmp_pa
     import spark.backfill.run as module
 
     write_logs(tmp_path, [("a",)])
-    real = module.run
+    real = module.results_of
 
     def run_and_replace(*arguments):
         results = real(*arguments)
         write_logs(tmp_path, [("b",)])
         return results
 
-    monkeypatch.setattr(module, "run", run_and_replace)
+    monkeypatch.setattr(module, "results_of", run_and_replace)
     with pytest.raises(UsageError, match="not the log"):
         run(order)
     assert not joined_ids(order)

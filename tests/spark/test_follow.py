@@ -122,7 +122,7 @@ def test_a_batch_that_was_given_up_is_joined_anew(followed):
 def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(tmp_path, requirements):
     """It reads one log of three alone."""
     followed = Followed(tmp_path, "", adapter={})
-    followed.more(20)
+    followed.more(21)
     logs, config = tmp_path / "logs", tmp_path / "photon.toml"
     inputs = (
         "--primary",
