@@ -424,7 +424,8 @@ class Ledger:
             try:
                 with self.file.write() as rows:
                     self._write(rows, after, entry, keys)
-                    rows.put_letters(self.placed, placed)
+                    if placed is not self.placed:
+                        rows.put_letters(self.placed, placed)
             except CorruptStateError:
                 raise
             except StorageError as error:

@@ -400,7 +400,7 @@ def _rows(given: dict[str, Any], settings: Settings, kinds: Collection[Kind]) ->
 
 
 def _at(batch: Any, at_us: int) -> Any:
-    columns = [*batch.columns, pa.array([at_us] * batch.num_rows, pa.int64())]
+    columns = [*batch.columns, pa.repeat(at_us, batch.num_rows)]
     return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
 
 
