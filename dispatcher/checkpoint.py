@@ -186,10 +186,10 @@ class Lost:
     letters: int
 
 
-def cut_letters(dead_letters: Path, worker: int, rows: Mapping[bytes, bytes]) -> None:
+def cut_letters(dead_letters: Path, worker: int, kept: Kept) -> None:
     """Those after the ones that are counted, where they can be seen: they are decided on again. Before this
-    process opens the worker's ledger. StorageError, CorruptStateError."""
-    end = unpack_rows(rows).end
+    process opens the worker's ledger. StorageError."""
+    end = kept.end
     if end is None:
         return
     stem = letters_stem(worker, end.process)
@@ -200,15 +200,14 @@ def cut_letters(dead_letters: Path, worker: int, rows: Mapping[bytes, bytes]) ->
 
 def restore(
     ledger: Ledger,
-    rows: Mapping[bytes, bytes],
+    kept: Kept,
     patterns: Sequence[str],
     dead_letters: Path,
     log_format: JsonLines,
     now_us: int,
 ) -> Lost:
-    """Put the rows into a ledger that is new. Events that waited and are lost are taken out of the counts,
-    and a byte of each is told as lost. StorageError."""
-    kept = unpack_rows(rows)
+    """Put what is kept into a ledger that is new. Events that waited and are lost are taken out of the
+    counts, and a byte of each is told as lost. StorageError."""
     found = find(patterns, lambda *_: None)
     here = {number: _found_here(state, found) for number, state in kept.files.items()}
     values: list[bytes] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dispatcher.arrivals import Listener
-from dispatcher.checkpoint import Book, cut_letters, restore
+from dispatcher.checkpoint import Book, cut_letters, restore, unpack_rows
 from dispatcher.driver import Driver
 from dispatcher.hold import Holder
 from dispatcher.ledger import Ledger
@@ -178,10 +178,11 @@ def restored(site: Site, number: int, rows: Mapping[bytes, bytes]) -> None:
     if not rows:
         return
     own, letters = site.settings.dispatcher, site.dead_letters
-    cut_letters(letters, number, rows)
+    kept = unpack_rows(rows)
+    cut_letters(letters, number, kept)
     ledger = Ledger(place, letters, own.state_bytes_max, number, site.number)
     try:
-        lost = restore(ledger, rows, site.patterns, letters, json_lines(site.settings), site.clock.now_us())
+        lost = restore(ledger, kept, site.patterns, letters, json_lines(site.settings), site.clock.now_us())
     except BaseException:
         ledger.close()
         forget(site, number)

@@ -92,7 +92,7 @@ def state_of(path, number=1, offset=None):
 
 def restored(ledger, rows, logs, letters=None):
     letters = letters or ledger.file.path.parent.with_name("letters-after")
-    return restore(ledger, rows, [str(logs)], letters, json_lines(Settings()), 99)
+    return restore(ledger, unpack_rows(rows), [str(logs)], letters, json_lines(Settings()), 99)
 
 
 def rows_of(new_ledger, state, offsets, totals):
@@ -260,7 +260,7 @@ def test_dead_letters_that_can_be_seen_are_not_written_again(tmp_path, new_ledge
     rows = Book(before).rows()[0]
     before.record(told(letters[:1], state_of(log)))  # after the checkpoint: it is decided again
     here = tmp_path / "letters-before"
-    cut_letters(here, 0, rows)
+    cut_letters(here, 0, unpack_rows(rows))
     log.rename(log.with_name("c.jsonl.1"))
     after = Ledger(tmp_path / "after", here, BYTES_MAX, 0, 7)
     assert restored(after, rows, log.parent, here) == Lost(0, 0)
