@@ -153,6 +153,8 @@ class Computation(Generic[S]):
     """
 
     state: ClassVar[Any] = dict
+    asks_outside: ClassVar[bool] = False
+    """What it does hangs on more than its records: it can't be computed again from logs (spark.history)."""
 
     def process_record(self, record: Record, ctx: Context[S]) -> None:
         raise NotImplementedError
@@ -232,7 +234,10 @@ class BatchComputation:
     """Many records at a time, in columns: no Python statement runs for each.
 
     An exception undoes the batch; it is tried in halves until the record that is its cause stands alone.
+    `asks_outside`: as of Computation.
     """
+
+    asks_outside: ClassVar[bool] = False
 
     def process_batch(self, batch: Batch, ctx: BatchContext) -> None:
         raise NotImplementedError

@@ -7,7 +7,7 @@ from the store what it lacks.
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -87,9 +87,10 @@ class SinkFiles:
             return
         self._listed = file
         there = [number for number in self._log.file_numbers() if number < file]
-        self._entries = {number: self._entries.get(number) or self._entry(number) for number in there}
-        with storage_errors(self._manifest):
-            write_file(self._manifest, _json.encode_lines(list(self._entries.values())))
+        self._entries = {
+            number: self._entries.get(number) or complete(self._log.path(number)) for number in there
+        }
+        write_manifest(self._manifest, list(self._entries.values()))
 
     def close(self) -> None:
         self._log.close()
@@ -133,11 +134,18 @@ class SinkFiles:
         wrong = np.frombuffer(there, np.uint8) != np.frombuffer(lines, np.uint8, len(there))
         return int(wrong.argmax())
 
-    def _entry(self, number: int) -> Complete:
-        path = self._log.path(number)
-        with storage_errors(path), open(path, "rb") as file:
-            lines = sum(count_lines(block) for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
-            return Complete(path.name, file.tell(), lines)
+
+def complete(path: Path) -> Complete:
+    """What is in it. StorageError."""
+    with storage_errors(path), open(path, "rb") as file:
+        lines = sum(count_lines(block) for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
+        return Complete(path.name, file.tell(), lines)
+
+
+def write_manifest(manifest: Path, entries: Sequence[Complete]) -> None:
+    """StorageError."""
+    with storage_errors(manifest):
+        write_file(manifest, _json.encode_lines(entries))
 
 
 def begin(sink: LogSink, name: str, lane: int) -> bytes:

@@ -120,7 +120,7 @@ class LogSource:
         self._behind_since: dict[int, int] = {}
         """Files that it did not, and the look by which they had been."""
         self._known: dict[int, FileState] = {state.number: state for state in states}
-        self._stand_for = _stand_for(self._known.values())
+        self._stand_for = stand_for(self._known.values())
 
     @property
     def patience_s(self) -> float:
@@ -141,7 +141,7 @@ class LogSource:
                 self._known[state.number] = state
                 changes[row] = self._packed(state)
         if changes:
-            self._stand_for = _stand_for(self._known.values())
+            self._stand_for = stand_for(self._known.values())
         self._follower.poll()
         return changes
 
@@ -260,7 +260,7 @@ class LogSource:
         return bool(self._expected)
 
     def _packed(self, state: FileState) -> bytes:
-        return _encode((self._newest.get(state.number, BEFORE), pack_file_state(state)))
+        return pack_position(self._newest.get(state.number, BEFORE), state)
 
     def _letter(self, state: FileState, offset: int, reason: str, line: bytes | None) -> dict[str, Any]:
         letter: dict[str, Any] = {"injector": self.name, "file": shown(state.name), "offset": offset}
@@ -270,7 +270,7 @@ class LogSource:
         return letter
 
 
-def _stand_for(files: Iterable[FileState]) -> dict[int, int]:
+def stand_for(files: Iterable[FileState]) -> dict[int, int]:
     """Number of each file that still counts once it is read to its end -> of the one that it counts for: of
     one that was rotated away, the log that goes on under the name it had. An archive grows no more."""
     numbers = {file.name: file.number for file in files}
@@ -280,6 +280,11 @@ def _stand_for(files: Iterable[FileState]) -> dict[int, int]:
         for name, number in numbers.items()
         if logs[number] != number or not is_packed(name)
     }
+
+
+def pack_position(newest: int, state: FileState) -> bytes:
+    """The row of a file: the newest time in it, and how far it is read."""
+    return _encode((newest, pack_file_state(state)))
 
 
 def position_rows(number: int) -> bytes:

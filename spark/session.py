@@ -39,7 +39,7 @@ JVM_STOP_S_MAX: Final = 10.0
 MASTER_ASK_S_MAX: Final = 5.0
 EXECUTOR_WAIT_S_MAX: Final = 120.0
 """How long a standalone cluster may take to give the first executor."""
-PACKAGES: Final = ("photon", "idregistry", "eventstore", "dispatcher", "joiner", "spark")
+PACKAGES: Final = ("photon", "idregistry", "eventstore", "dispatcher", "joiner", "spark", "millwheel")
 LIBRARIES: Final = {
     "google.protobuf.message": "protobuf",  # google.protobuf alone is in a jar on the path of Spark's Pythons
     "grpc": "grpcio",

@@ -10,7 +10,7 @@ from millwheel.computation import Batch, BatchComputation, Codes, Fired, Stream,
 from millwheel.engine.due import WATERMARK, Firing
 from millwheel.engine.plan import Plan
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import FAULTS, Stage, _shown, ours, reason_of
+from millwheel.engine.stage import FAULTS, Stage, ours, reason_of, shown_value
 
 _Cells = dict[int, Any]
 _SPAN_MAX: Final = 1 << 62
@@ -44,10 +44,10 @@ class Columnar(Stage):
             if len(records) > 1:
                 half = np.arange(len(records) // 2)
                 rest = np.arange(len(half), len(records))
-                self._call(number, _named(records.rows(half)), late[half])
-                self._call(number, _named(records.rows(rest)), late[rest])
+                self._call(number, records.rows(half).named(), late[half])
+                self._call(number, records.rows(rest).named(), late[rest])
                 return
-            value = _shown(opened, values_of(records.values, 1)[0])
+            value = shown_value(opened, values_of(records.values, 1)[0])
             self._bury(records.keys[0], int(records.times[0]), reason_of(error), stream=stream, value=value)
 
     def _fire(self, clock: int, firing: list[Firing]) -> None:
@@ -200,10 +200,3 @@ def _sums(inverse: npt.NDArray[np.int64], count: int, amounts: Any) -> list[Any]
     np.add.at(sums, inverse, column)
     found: list[Any] = sums.tolist()
     return found
-
-
-def _named(records: Records) -> Records:
-    """With the names that occur."""
-    used = np.zeros(len(records.names), np.bool_)
-    used[records.codes] = True
-    return records.of_names(used)

@@ -17,10 +17,13 @@ from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
 from millwheel.engine.plan import Plan, shown_type
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import FAULTS, Held, Stage, _encode, _shown, ours, reason_of
+from millwheel.engine.stage import FAULTS, Held, Stage, _encode, ours, reason_of, shown_value
 
 _CLOCKS: Final = {"watermark": WATERMARK, "wall": WALL}
 _CLOCK_NAMES: Final[tuple[Clock, ...]] = ("watermark", "wall")
+_Row = tuple[str, int, Any, bool]
+"""Of a record: key, time, value, whether it is late."""
+_Bury = Callable[[Any, str], None]
 
 
 class Keyed(Stage):
@@ -40,35 +43,11 @@ class Keyed(Stage):
         self._timer = Timer()
 
     def _call(self, number: int, records: Records, late: Any) -> None:
-        stream, opened = self._openers[number]
-        values = values_of(records.values, len(records))
-        lates = late.tolist() if late.any() else repeat(False, len(records))
-        rows = list(zip(records.keys, records.times.tolist(), values, lates, strict=True))
-        cache = self._hold(records.names)
-        ctx, record = self._ctx, self._record
-        process = self.computation.process_record
-        record.stream = stream
-        ctx.begin()
-
-        def call(row: tuple[str, int, Any, bool]) -> None:
-            key, time, value, is_late = row
-            ctx.held = cache[key]
-            ctx.key = record.key = key
-            ctx.time = ctx.floor = record.time = time
-            record.value, record.late = opened(value), is_late
-            process(record, ctx)
-
-        def bury(row: tuple[str, int, Any, bool], reason: str) -> None:
-            self._bury(row[0], row[1], reason, stream=stream, value=_shown(opened, row[2]))
-
-        self._each(lambda: iter(rows), call, bury)
+        rows = self._rows(records, late)
+        self._each(lambda: iter(rows), *self._recording(number, records.names))
 
     def _fire(self, clock: int, firing: list[Firing]) -> None:
-        cache = self._hold(list({one.key for one in firing}))
-        ctx, timer = self._ctx, self._timer
-        process = self.computation.process_timer
-        timer.clock = _CLOCK_NAMES[clock]
-        ctx.begin()
+        ctx = self._ctx
         for one in firing:  # they are gone already: here they stand until their call
             self.due.set(one.key, clock, one.tag, one.time)
 
@@ -79,6 +58,41 @@ class Keyed(Stage):
                 yield heappop(heap)
             ctx.agenda = None
 
+        self._each(agenda, *self._firing(clock, list({one.key for one in firing})))
+
+    def _rows(self, records: Records, late: Any) -> list[_Row]:
+        lates = late.tolist() if late.any() else repeat(False, len(records))
+        values = values_of(records.values, len(records))
+        return list(zip(records.keys, records.times.tolist(), values, lates, strict=True))
+
+    def _recording(self, number: int, names: list[str]) -> tuple[Callable[[_Row], None], _Bury]:
+        """What calls user code for a record of that input, and what gives one up."""
+        stream, opened = self._openers[number]
+        cache = self._hold(names)
+        ctx, record = self._ctx, self._record
+        process = self.computation.process_record
+        ctx.begin()
+
+        def call(row: _Row) -> None:
+            key, time, value, is_late = row
+            ctx.held = cache[key]
+            ctx.key = record.key = key
+            ctx.time = ctx.floor = record.time = time
+            record.stream, record.value, record.late = stream, opened(value), is_late
+            process(record, ctx)
+
+        def bury(row: _Row, reason: str) -> None:
+            self._bury(row[0], row[1], reason, stream=stream, value=shown_value(opened, row[2]))
+
+        return call, bury
+
+    def _firing(self, clock: int, names: list[str]) -> tuple[Callable[[Firing], None], _Bury]:
+        """The same for a timer that is pending on that clock."""
+        cache = self._hold(names)
+        ctx, timer = self._ctx, self._timer
+        process = self.computation.process_timer
+        ctx.begin()
+
         def call(one: Firing) -> None:
             if self.due.time_of(one.key, clock, one.tag) != one.time:
                 return  # dropped or set anew by a timer before it
@@ -86,7 +100,7 @@ class Keyed(Stage):
             self.due.drop(one.key, clock, one.tag)
             ctx.held = cache[one.key]
             ctx.key = timer.key = one.key
-            timer.time, timer.tag = one.time, one.tag
+            timer.clock, timer.time, timer.tag = _CLOCK_NAMES[clock], one.time, one.tag
             if clock == WATERMARK:
                 ctx.time = ctx.floor = one.time
             else:
@@ -99,7 +113,7 @@ class Keyed(Stage):
             self.due.drop(one.key, clock, one.tag)
             self._bury(one.key, one.time, reason, timer=one.tag)
 
-        self._each(agenda, call, bury)
+        return call, bury
 
     def _packed_states(self) -> list[bytes | None]:
         """A call finds the same with and without a restart: from here on, what the bytes say is the state."""

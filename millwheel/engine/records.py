@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millwheel.computation import Codes, Times, Values
+from millwheel.topology import Input
 from photon.logs.shares import SLOTS
 
 Ext = msgspec.msgpack.Ext
@@ -52,6 +53,12 @@ class Records:
         rows = np.flatnonzero(chosen[self.codes])
         names = [name for name, kept in zip(self.names, chosen.tolist(), strict=True) if kept]
         return Records(names, new[self.codes[rows]], self.times[rows], take(self.values, rows))
+
+    def named(self) -> "Records":
+        """With no names but those that occur."""
+        used = np.zeros(len(self.names), np.bool_)
+        used[self.codes] = True
+        return self.of_names(used)
 
 
 def take(values: Values, rows: npt.NDArray[np.intp]) -> Values:
@@ -93,6 +100,22 @@ def made_keys(
             reason = f"the key function fails: {type(error).__name__}: {error}"
             wrong[row] = reason.encode(errors="backslashreplace").decode()
     return keys, wrong
+
+
+def rekeyed(
+    read: Input, opened: Callable[[Any], Any], records: "Records"
+) -> tuple["Records", list[tuple[str, int, str, Any]]]:
+    """With the keys that this consumer wants; and key, time, reason and value of those that have none."""
+    if not callable(read.key):
+        return records, []
+    values = values_of(records.values, len(records))
+    keys, wrong = made_keys(read.key, opened, values)
+    found = keyed(keys, wrong, records.times, records.values)
+    told = [
+        (records.names[records.codes[row]], int(records.times[row]), reason, values[row])
+        for row, reason in wrong.items()
+    ]
+    return found, told
 
 
 def keyed(keys: Sequence[str], wrong: Container[int], times: Times, values: Values) -> Records:
@@ -143,16 +166,21 @@ def opener(decode: Callable[[bytes], Any], from_json: Callable[[bytes], Any]) ->
     return opened
 
 
-def slot_of_key(key: str) -> int:
-    """Part of what is on disk: a key is where its hash says."""
+def key_hash(key: str) -> int:
+    """Of 64 bits; part of what is on disk, where a key has the slot that this says."""
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % SLOTS
+    return int.from_bytes(digest, "big")
+
+
+def slot_of_key(key: str) -> int:
+    return key_hash(key) % SLOTS
 
 
 class Slots:
-    """Slots of keys; those that come again are remembered."""
+    """Slots of keys, or what else `of_key` gives each; those that come again are remembered."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_key: Callable[[str], int] = slot_of_key) -> None:
+        self._of_key = of_key
         self._known: dict[str, int] = {}
 
     def of(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
@@ -164,7 +192,7 @@ class Slots:
                 self._known.clear()
             for row, slot in enumerate(found):
                 if slot is None:
-                    found[row] = self._known[names[row]] = slot_of_key(names[row])
+                    found[row] = self._known[names[row]] = self._of_key(names[row])
         return np.array(found, np.int64)
 
 

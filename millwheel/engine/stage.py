@@ -243,12 +243,16 @@ class Stage:
         values = values_of(records.values, len(records))
         for key, time, value in zip(records.keys, records.times.tolist(), values, strict=True):
             behind = (self.low_watermark - time) / 1e6
-            self._bury(key, time, f"late by {behind:g} s", stream=stream, value=_shown(opened, value))
+            self._bury(key, time, f"late by {behind:g} s", stream=stream, value=shown_value(opened, value))
 
     def _bury(self, key: str, time: int, reason: str, **what: Any) -> None:
         self.counts["dead_letters"] += 1
-        reason = reason.encode(errors="backslashreplace").decode()  # user code may quote half a surrogate
-        self.dead.append({"computation": self.name, "key": key, "time": time, "reason": reason, **what})
+        self.dead.append(dead_letter(self.name, key, time, reason, **what))
+
+
+def dead_letter(computation: str, key: str, time: int, reason: str, **what: Any) -> dict[str, Any]:
+    reason = reason.encode(errors="backslashreplace").decode()  # user code may quote half a surrogate
+    return {"computation": computation, "key": key, "time": time, "reason": reason, **what}
 
 
 def ours(error: BaseException) -> bool:
@@ -268,7 +272,7 @@ def _opener(kind: Any) -> Callable[[Any], Any]:
     return opener(decoder_of(kind), from_json)
 
 
-def _shown(opened: Callable[[Any], Any], value: Any) -> Any:
+def shown_value(opened: Callable[[Any], Any], value: Any) -> Any:
     """A value for a dead letter; one that can't be decoded as it was."""
     try:
         return plain(opened(value))

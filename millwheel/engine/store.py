@@ -19,7 +19,7 @@ Changes = dict[bytes, bytes | None]
 """Rows to be put; None: to be deleted."""
 
 _KEY_BYTES_MAX: Final = 400
-STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN = (
+STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN, TAKEN_UP = (
     b"s",
     b"t",
     b"h",
@@ -31,6 +31,7 @@ STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN
     b"n",
     b"q",
     b"g",
+    b"y",
 )
 _encode: Final = msgspec.msgpack.encode
 

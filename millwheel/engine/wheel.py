@@ -35,14 +35,12 @@ from millwheel.engine.records import (
     Slots,
     decode_frame,
     encode_frame,
-    keyed,
-    made_keys,
     opener,
+    rekeyed,
     split_frame,
     together,
-    values_of,
 )
-from millwheel.engine.stage import Stage, _shown
+from millwheel.engine.stage import Stage, shown_value
 from millwheel.engine.store import (
     FRAME,
     HEARD,
@@ -411,17 +409,12 @@ class Wheel:
 
     def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
         """With the keys that the consumer wants."""
-        key = self.plan.inputs[number][1].key
-        if not callable(key):
-            return records
+        name, read, _ = self.plan.inputs[number]
         opened = self._openers[stream]
-        values = values_of(records.values, len(records))
-        keys, wrong = made_keys(key, opened, values)
-        reader = self.stages[self.plan.inputs[number][0]]
-        for row, reason in wrong.items():
-            value, time = _shown(opened, values[row]), int(records.times[row])
-            reader._bury(records.names[records.codes[row]], time, reason, stream=stream, value=value)
-        return keyed(keys, wrong, records.times, records.values)
+        found, wrong = rekeyed(read, opened, records)
+        for key, time, reason, value in wrong:
+            self.stages[name]._bury(key, time, reason, stream=stream, value=shown_value(opened, value))
+        return found
 
     def _route(self, source: str, number: int, records: Records, again: bool) -> None:
         """To the stage here, and to other workers. `again`: after a crash they are made again as they are."""

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from millwheel.topology import Late, Unit
+from photon.cli.history import history, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
 from photon.core.errors import UsageError
 
@@ -21,6 +22,8 @@ def group() -> None:
     """Say what events mean as they happen, exactly once: windows, sessions, anomalies (docs/millwheel.md)."""
 
 
+group.add_command(history)
+group.add_command(verify)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _WORK: Final = path_option("--work", required=True, help="Directory of the run's state.")
 
@@ -35,22 +38,33 @@ def _running(command: _Command) -> _Command:
 @group.command("run")
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 @click.option("--store", default="", metavar="URI", help="State in PostgreSQL; else in --work.")
+@path_option("--history", help="Begin where this one (`photon millwheel history --goes-on`) ended.")
 @_running
-def run(topology: str, store: str, work: Path, workers: int, follow: bool, as_json: bool) -> int:
+def run(
+    topology: str, store: str, history: Path | None, work: Path, workers: int, follow: bool, as_json: bool
+) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
 
     Status 1 if there are dead letters (WORK/dead-letters says why).
     """
-    return _run(topology, work, workers, follow, as_json, store)
+    return _run(topology, work, workers, follow, as_json, store, history)
 
 
-def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, store: str = "") -> int:
+def _run(
+    topology: str,
+    work: Path,
+    workers: int,
+    follow: bool,
+    as_json: bool,
+    store: str = "",
+    history: Path | None = None,
+) -> int:
     from photon.cluster.wheels import WheelRun
 
     def tell(line: str) -> None:
         click.echo(f"photon: {line}", err=True)
 
-    run = WheelRun(topology, work, workers, follow, tell, store)
+    run = WheelRun(topology, work, workers, follow, tell, store, history)
     summary = run.run()
     if as_json:
         click.echo(json.dumps(summary))

@@ -34,6 +34,8 @@ class Declared(BatchComputation):
     letter.
     """
 
+    asks_outside = True
+
     def __init__(
         self, stream: str, *, work: str | Path | None = None, config: str | Path | None = None
     ) -> None:

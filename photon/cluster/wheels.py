@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from millwheel import links
+from millwheel import history, links
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lateness import Stragglers
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
-from millwheel.engine.store import GIVEN
+from millwheel.engine.store import GIVEN, TAKEN_UP
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
 from millwheel.links import Link, LostError, pack, unpack
@@ -83,13 +83,21 @@ class WheelRun:
     """`name`: MODULE:TOPOLOGY. `follow`: the logs grow; else the run ends when all of them is worked off."""
 
     def __init__(
-        self, name: str, work: Path, workers: int, follow: bool, tell: Tell, store: str = ""
+        self,
+        name: str,
+        work: Path,
+        workers: int,
+        follow: bool,
+        tell: Tell,
+        store: str = "",
+        history: Path | None = None,
     ) -> None:
-        """UsageError, TopologyError, LockedError, StorageError."""
+        """`history`: what a run that has not begun takes up first (millwheel.history). UsageError,
+        TopologyError, LockedError, StorageError."""
         if not 1 <= workers <= SLOTS:
             raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
         self._name, self._work, self._workers, self._follow, self._tell = name, work, workers, follow, tell
-        self._store = store
+        self._store, self._history = store, history
         topology = load_topology(name)
         with storage_errors(work):
             make_directory(work)
@@ -189,7 +197,10 @@ class WheelRun:
                     write_file(self._work / ELSEWHERE, parse_uri(self._store).shown.encode())
             self._go_on(store)
             store.claim(range(SLOTS), 0, 1)
-            numbers = numbered(topology, unpack_numbers(store.numbers(NUMBERS_ROW)))
+            known = unpack_numbers(store.numbers(NUMBERS_ROW)) or self._take_up(store)
+            if self._history is not None and store.numbers(TAKEN_UP) is None:
+                raise UsageError(f"{self._work} has begun without a history: give it a --work of its own")
+            numbers = numbered(topology, known)
             plan = Plan(topology, numbers)
             check_states(plan, store.scan)
             store.numbers(NUMBERS_ROW, pack_numbers(numbers))
@@ -207,6 +218,23 @@ class WheelRun:
             )
         if not self._store and marked.exists():
             raise UsageError(f"{self._work} has its state in {marked.read_text()}: name it by --store")
+
+    def _take_up(self, store: LoggedStore) -> dict[str, int]:
+        """The history, into a store that has not begun, or in which that was cut off. The numbers that its
+        rows go by. UsageError."""
+        cut_off = store.numbers(TAKEN_UP)
+        given = None if self._history is None else str(self._history.absolute()).encode()
+        if cut_off is not None and cut_off != given:
+            raise UsageError(f"{self._work} has a part of {cut_off.decode()}: name it by --history once more")
+        if self._history is None or given is None:
+            return {}
+        left = history.load(self._history)
+        if left.topology != self._name:
+            raise UsageError(f"{self._history} is of {left.topology}, and not of {self._name}")
+        store.numbers(TAKEN_UP, given)
+        history.take_up(store, self._history, left)
+        store.claim(range(SLOTS), 0, 1)  # for all to see
+        return left.numbers
 
     def _go_on(self, disk: LoggedStore) -> None:
         """What is ready-made goes on with its own state, which is of its arguments. UsageError."""

@@ -22,6 +22,7 @@ from photon.logs.files import (
     goes_on,
     read_at,
     same_content,
+    tail_of,
 )
 from photon.logs.packed import SMALL_BYTES, Spool, TruncatedError, Unpacker, is_packed
 
@@ -134,6 +135,24 @@ def place_of(seen: SeenFile) -> dict[str, Any]:
     names = ("path", "name", "device", "inode", "source")
     version, unpacked = (version_of(seen), seen.size) if seen.path != seen.name else ("", 0)
     return {name: getattr(seen, name) for name in names} | {"version": version, "unpacked": unpacked}
+
+
+def read_by_others(seen: SeenFile, offset: int, number: int) -> FileState:
+    """What to remember of a file that was read up to this offset, of an archive to the end of what is in it,
+    by somebody who does not follow it. OSError if it can't be looked into."""
+    state = FileState(number, **place_of(seen), offset=offset, size=seen.size)
+    if is_packed(seen.name):
+        version = Spool.version(seen)
+        copy = dataclasses.replace(state, path=f"{version}.log", version=version)
+        return dataclasses.replace(copy, unpacked=offset, size=offset)
+    if not offset:
+        return state
+    identity = seen.device, seen.inode
+    head = read_at(seen.path, 0, min(HEAD_BYTES, offset), identity)
+    start = max(0, offset - TAIL_BYTES_MAX)
+    tail = tail_of(read_at(seen.path, start, offset - start, identity))
+    state = dataclasses.replace(state, head_bytes=len(head), head=digest(head))
+    return dataclasses.replace(state, tail_at=offset, tail=digest(tail), tail_bytes=len(tail))
 
 
 def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | None:

@@ -48,7 +48,8 @@ class Spool:
         self._refused: dict[str, int] = {}  # version -> room it would have taken at least
         self._making: set[str] = set()
 
-    def version(self, archive: SeenFile) -> str:
+    @staticmethod
+    def version(archive: SeenFile) -> str:
         """Names what is in it; the same under any name and on any mount."""
         tag = f"{archive.inode}-{archive.size}-{archive.modified_ns}"
         return hashlib.blake2b(tag.encode(), digest_size=12).hexdigest()

@@ -1,0 +1,110 @@
+"""Where a history ends and a run goes on: what Spark made of old logs (spark.history), taken up by a store.
+
+OUT/sinks/<sink>/<sink>-history-NNNNNN.jsonl   and a manifest, as a run has them
+OUT/state/*.parquet                            state and timers, rows of the store
+OUT/history.json                               what else a run has to know; there once all else is
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyarrow import parquet
+
+from millwheel.computation import BEFORE
+from millwheel.engine.logged import LoggedStore
+from millwheel.engine.store import Changes, Lane, lane_row, position_row
+from millwheel.sources import Listed, pack_position, stand_for
+from millwheel.topology import Logs
+from photon.core.disk import storage_errors
+from photon.core.errors import CorruptStateError, UsageError
+from photon.logs.files import FileState, SeenFile, find, unpack_file_state
+
+NAME: Final = "history.json"
+STATE: Final = "state"
+SINKS: Final = "sinks"
+STEM: Final = "history"
+"""Of files of sinks, where a run has the number of a worker."""
+_ROWS: Final = 50_000
+"""Of one commit, about."""
+_encode: Final = msgspec.msgpack.encode
+_rows: Final = msgspec.msgpack.Decoder(dict[bytes, bytes]).decode
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """What a history says to a run. `numbers`: as of a Plan; `marks`: low watermarks by source; `files`: of
+    each injector whose logs it read, the newest time of a file and its packed FileState. `goes_on`: timers
+    wait, and the state is there.
+    """
+
+    topology: str
+    goes_on: bool
+    numbers: dict[str, int]
+    marks: dict[str, int]
+    counts: dict[str, dict[str, int]]
+    files: dict[str, list[tuple[int, bytes]]]
+
+
+def load(directory: Path) -> Left:
+    """UsageError where there is none that a run can go on with."""
+    try:
+        left = msgspec.json.decode((directory / NAME).read_bytes(), type=Left)
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{directory} is no whole history; make one with `photon millwheel history --goes-on --out ...`"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{directory / NAME} can't be read ({error})") from error
+    if not left.goes_on:
+        raise UsageError(f"{directory} is of logs that have ended: make one with --goes-on")
+    return left
+
+
+def take_up(store: LoggedStore, directory: Path, left: Left) -> None:
+    """Put all of it into a store that has nothing else and is claimed. What was cut off is done again.
+    StorageError."""
+    changes: Changes = {}
+    for rows in _state(directory / STATE):
+        changes.update(rows)
+        if len(changes) > _ROWS:
+            store.commit(changes)
+            changes = {}
+    for name, files in left.files.items():
+        injector = left.numbers[f"injector {name}"]
+        for newest, packed in files:  # their numbers are below those that workers give
+            state = unpack_file_state(packed)
+            changes[position_row(injector, state.number)] = pack_position(newest, state)
+    changes[lane_row(0)] = _encode(Lane(marks=left.marks, counts=left.counts))
+    store.commit(changes)
+
+
+def _state(directory: Path) -> Iterator[dict[bytes, bytes]]:
+    with storage_errors(directory):
+        for path in sorted(directory.glob("*.parquet")):
+            try:
+                with parquet.ParquetFile(path) as file:
+                    for batch in file.iter_batches(64, columns=["blob"]):
+                        yield from map(_rows, batch.column(0).to_pylist())
+            except (pa.ArrowException, msgspec.DecodeError) as error:
+                raise CorruptStateError(f"{path} can't be read ({error})") from error
+
+
+def files_of(injector: Logs) -> list[SeenFile]:
+    """Those that a run would read now. StorageError."""
+    listed = Listed() if injector.listed else None
+    found = find(injector.patterns)
+    return [file for file in found if listed is None or listed.has(file.name)]
+
+
+def low_of(injector: Logs, states: Sequence[FileState], newest: Mapping[int, int]) -> int:
+    """What can be promised for logs that go on: of each that may, that it is as far as its newest line, less
+    `lateness_s`. `newest`: by the number of the file."""
+    if any(not find([glob]) for glob in injector.expected):
+        return BEFORE
+    stands: dict[int, int] = {}
+    for number, log in stand_for(states).items():
+        stands[log] = max(newest.get(number, BEFORE), stands.get(log, BEFORE))
+    least = min(stands.values(), default=max(newest.values(), default=BEFORE))
+    return max(BEFORE, least - round(injector.lateness_s * 1e6))

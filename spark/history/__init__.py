@@ -1,0 +1,1 @@
+"""MillWheel's computations over months of logs at once, on Spark."""

@@ -1,0 +1,320 @@
+"""`photon millwheel history`: a topology over logs that are there, on Spark (docs/spark.md).
+
+A job for the lines of all logs, then one for each computation in the order of the graph, whose inputs are
+shuffled by key and sorted by time. What a job made stands in a table of Parquet before the next one begins,
+so a task that is done again makes of the same rows the same. The low watermark of a computation ends where
+it would live: at the end of time; or, of logs that go on, where the logs say, held back by what still waits.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from millwheel import history
+from millwheel.computation import BEFORE, NEVER
+from millwheel.engine.plan import Plan, numbered
+from millwheel.engine.watermarks import of_inputs
+from millwheel.engine.wheel import summed
+from millwheel.errors import TopologyError
+from millwheel.history import Left, files_of, low_of
+from millwheel.sinks import complete, write_manifest
+from millwheel.topology import DEAD_LETTERS, Topology, load_topology
+from photon.core.clock import SystemClock
+from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.errors import UsageError
+from photon.core.settings import Settings
+from photon.logs.files import SeenFile, end_of_last_line, pack_file_state
+from photon.logs.inventory import read_by_others
+from photon.logs.packed import is_packed
+from spark.backfill.run import send_adapter
+from spark.history.tasks import (
+    ALL,
+    READING,
+    ROW,
+    STATE,
+    TOLD,
+    Span,
+    Told,
+    Work,
+    compute,
+    input_rows,
+    parsing,
+    sink_rows,
+    told,
+)
+from spark.reading.events import parsed_logs
+from spark.reading.lines import LogFile, LogSet
+from spark.reading.paths import is_uri
+from spark.session import map_in_arrow, spark_failures
+
+_ROW: Final = from_arrow_schema(ROW)
+_PART_BYTES: Final = 32 << 20
+_PARTS_MAX: Final = 4096
+_PACKED_BY: Final = 8
+"""How many times its size an archive holds, about."""
+_FILE_BYTES: Final = 256 << 20
+_WORK: Final = ".work"
+CONF: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "64"}  # of blobs
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is wanted. `inputs`: by injector, globs and URIs that are read in place of its own; `goes_on`: the
+    logs will grow, so what waits for more of them is kept."""
+
+    topology: str
+    inputs: Mapping[str, tuple[str, ...]]
+    goes_on: bool = False
+    read: Span = ALL
+    kept: Span = ALL
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A file of a disk, and how far it is to be read: an archive to its end."""
+
+    seen: SeenFile
+    size: int
+
+
+class Recomputed:
+    """A topology's outputs, in `directory`, which all executors see. For one job after the other."""
+
+    def __init__(self, session: SparkSession, order: Order, directory: Path) -> None:
+        """UsageError, TopologyError for what can't be done; StorageError."""
+        self._session, self._order = session, order
+        self._directory = directory.absolute()
+        topology = load_topology(order.topology)
+        check(topology, order.inputs)
+        self.numbers = numbered(topology, {})
+        self.plan = Plan(topology, self.numbers)
+        self._logs, self._uris = _found(topology, order.inputs, order.goes_on)
+        self._table = str(self._directory / "rows")
+        self._told: list[Told] = []
+        self.marks: dict[str, int] = {}
+        size = sum(log.size * (_PACKED_BY if is_packed(log.seen.name) else 1) for log in self._all_logs())
+        size += sum(map(self._remote_bytes, self._uris.values()))
+        least = 2 * session.sparkContext.defaultParallelism
+        self._parts = min(_PARTS_MAX, max(least, 1 + size // _PART_BYTES))
+        self._work = Work(
+            order.topology,
+            os.getcwd(),
+            self.numbers,
+            self._parts,
+            order.goes_on,
+            order.read,
+            order.kept,
+        )
+
+    def run(self) -> None:
+        """SparkFailedError, StorageError."""
+        with storage_errors(self._directory):
+            make_directory(self._directory)
+        send_adapter(self._session, self._order.topology)
+        for name, value in CONF.items():
+            self._session.conf.set(name, value)
+        self._session.conf.set("spark.sql.shuffle.partitions", str(self._parts))
+        with spark_failures():
+            self._read()
+            for name in self.plan.order:
+                self._compute(name)
+
+    def rows(self, *what: str) -> DataFrame:
+        """What all jobs made of that."""
+        rows = self._session.read.schema(_ROW).parquet(self._table)
+        return rows.where(F.col("what").isin(*what)).select(*ROW.names)
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        counts = summed([{one.name: one.counts} for one in self._told])
+        return {name: counts.get(name, {}) for name in self.plan.sources}
+
+    def files(self) -> dict[str, list[tuple[int, bytes]]]:
+        """As Left has them. StorageError."""
+        ends: dict[str, tuple[int, int]] = {}
+        for one in self._told:
+            newest, end = ends.get(one.log, (BEFORE, 0))
+            ends[one.log] = max(newest, one.newest), max(end, one.end)
+        files: dict[str, list[tuple[int, bytes]]] = {}
+        for name, logs in self._logs.items():
+            if name not in self._order.inputs:
+                files[name] = []
+                for number, log in enumerate(logs):
+                    newest, end = ends.get(_path(log), (BEFORE, 0))
+                    with storage_errors(Path(log.seen.path)):
+                        offset = end if is_packed(log.seen.name) else log.size
+                        state = read_by_others(log.seen, offset, number)
+                    files[name].append((newest, pack_file_state(state)))
+        return files
+
+    def _all_logs(self) -> list[_Log]:
+        return [log for logs in self._logs.values() for log in logs]
+
+    def _remote_bytes(self, uris: Sequence[str]) -> int:
+        if not uris:
+            return 0
+        with spark_failures():
+            files = self._session.read.format("binaryFile").load(list(uris))
+            (row,) = files.agg(F.sum("length").alias("bytes")).collect()
+        return row.bytes or 0
+
+    def _read(self) -> None:
+        frames = []
+        for name in self.plan.injectors:
+            files = [LogFile(_path(log), log.size) for log in self._logs[name]]
+            skew = self.plan.topology.injectors[name].skew_max_s
+            make = partial(parsing, self._work, name, SystemClock().now_us() + round(skew * 1e6))
+            logs = LogSet(self._uris[name], Settings(logs=READING), make, not self._order.goes_on)
+            if files or logs.paths:
+                frames.append(parsed_logs(self._session, files, logs, _ROW))
+        self._keep(reduce(DataFrame.unionByName, frames))
+        for name in self.plan.injectors:
+            self.marks[name] = self._low(name) if self._order.goes_on else NEVER
+
+    def _compute(self, name: str) -> None:
+        low = of_inputs(self.plan.makers[name], self.marks)
+        inputs = [number for number, (of, _, _) in self.plan.inputs.items() if of == name]
+        rows = self.rows(*map(input_rows, inputs))
+        in_order = rows.repartition(self._parts, "part").sortWithinPartitions("part", "low", "blob")
+        self._keep(map_in_arrow(in_order, partial(compute, self._work, name, low), _ROW))
+        self.marks[name] = min([low, *(one.oldest for one in self._told if one.name == name)])
+
+    def _keep(self, rows: DataFrame) -> None:
+        """Make them, and hear what the tasks tell."""
+        rows.write.mode("append").partitionBy("what").parquet(self._table)
+        self._told = [told(row.blob) for row in self.rows(TOLD).collect()]
+
+    def _low(self, name: str) -> int:
+        injector = self.plan.topology.injectors[name]
+        newest = {one.log: BEFORE for one in self._told}
+        for one in self._told:
+            newest[one.log] = max(one.newest, newest[one.log])
+        if name in self._order.inputs:
+            found = [newest[one.log] for one in self._told if one.name == name]
+            return max(BEFORE, max(found, default=BEFORE) - round(injector.lateness_s * 1e6))
+        logs = list(enumerate(self._logs[name]))
+        states = [read_by_others(log.seen, 0, number) for number, log in logs]
+        return low_of(injector, states, {number: newest.get(_path(log), BEFORE) for number, log in logs})
+
+
+def recompute(session: SparkSession, order: Order, out: Path) -> dict[str, Any]:
+    """All outputs in a new directory; and, of logs that go on, what a run has to know. The summary.
+
+    UsageError, TopologyError, SparkFailedError, StorageError.
+    """
+    began = time.monotonic()
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"--out {out}: there is something; name a new directory")
+    work = out / _WORK
+    made = Recomputed(session, order, work)
+    try:
+        made.run()
+        lines = _write_sinks(made, out / history.SINKS)
+        if order.goes_on:
+            with spark_failures():
+                state = str((out / history.STATE).absolute())
+                made.rows(STATE).select("blob").write.parquet(state)
+        counts = made.counts
+        kept = {name: {**of_name, "dead_letters": 0} for name, of_name in counts.items()}
+        left = Left(
+            topology=order.topology,
+            goes_on=order.goes_on,
+            numbers=made.numbers,
+            marks=made.marks,
+            counts=kept,
+            files=made.files() if order.goes_on else {},
+        )
+        os.sync()  # what Spark wrote, before it counts
+        with storage_errors(out):
+            write_file(out / history.NAME, msgspec.json.encode(left))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return {
+        "seconds": round(time.monotonic() - began, 3),
+        "counts": counts,
+        "lines": lines,
+        "low_watermarks": made.marks,
+        "dead_letters": sum(count.get("dead_letters", 0) for count in counts.values()),
+        "goes_on": order.goes_on,
+    }
+
+
+def check(topology: Topology, inputs: Mapping[str, object]) -> None:
+    """UsageError, TopologyError for what can't be computed from logs alone."""
+    for name in inputs:
+        if name not in topology.injectors:
+            there = ", ".join(f"'{name}'" for name in topology.injectors)
+            raise UsageError(f"--input {name}=...: no such injector; there are {there}")
+    for name, made in topology.computations.items():
+        if made.computation.asks_outside:
+            raise TopologyError(
+                f"computation '{name}' ({type(made.computation).__name__}) asks or changes something "
+                "outside, which is not as it was: leave it out of a topology for history"
+            )
+
+
+def _found(
+    topology: Topology, inputs: Mapping[str, Sequence[str]], goes_on: bool
+) -> tuple[dict[str, list[_Log]], dict[str, list[str]]]:
+    """What each injector reads: files, and URIs for Spark."""
+    logs: dict[str, list[_Log]] = {}
+    uris: dict[str, list[str]] = {}
+    for name, injector in topology.injectors.items():
+        given = inputs.get(name, injector.patterns)
+        uris[name] = [pattern for pattern in given if is_uri(pattern)]
+        local = tuple(pattern for pattern in given if not is_uri(pattern))
+        files = files_of(replace(injector, paths=local))
+        logs[name] = [_Log(seen, _read_to(seen, goes_on)) for seen in files]
+    if not any(logs.values()) and not any(uris.values()):
+        patterns = [p for name, of in topology.injectors.items() for p in inputs.get(name, of.patterns)]
+        raise UsageError(f"no file matches {', '.join(map(repr, patterns)) or 'anything'}; check --input")
+    return logs, uris
+
+
+def _read_to(seen: SeenFile, goes_on: bool) -> int:
+    """Of a log that goes on, its whole lines. StorageError."""
+    if not goes_on or is_packed(seen.name):
+        return seen.size
+    with storage_errors(Path(seen.path)), open(seen.path, "rb") as file:
+        return end_of_last_line(file.fileno(), seen.size)
+
+
+def _path(log: _Log) -> str:
+    return os.path.abspath(log.seen.path)
+
+
+def _write_sinks(made: Recomputed, directory: Path) -> dict[str, int]:
+    """Files as a run has them, each in the order of time. Lines by sink. SparkFailedError, StorageError."""
+    lines: dict[str, int] = {}
+    for sink in (*made.plan.topology.sinks, DEAD_LETTERS):
+        at = directory / sink
+        with spark_failures():
+            rows = made.rows(sink_rows(sink))
+            (size,) = rows.agg(F.sum(F.octet_length("blob")).alias("bytes")).collect()
+            if size.bytes is None:
+                lines[sink] = 0
+                continue
+            by_time = rows.repartitionByRange(1 + size.bytes // _FILE_BYTES, "low")
+            texts = by_time.sortWithinPartitions("low", "blob").select(F.col("blob").cast("string"))
+            texts.write.text(str(at.absolute()))
+        with storage_errors(at):
+            names = []
+            for number, path in enumerate(sorted(at.glob("part-*"))):
+                names.append(at / f"{sink}-{history.STEM}-{number:06}.jsonl")
+                path.rename(names[-1])
+            for left in (*at.glob("_*"), *at.glob(".*")):
+                left.unlink()
+        entries = [complete(path) for path in names]
+        write_manifest(at / f"{sink}-{history.STEM}.manifest", entries)
+        lines[sink] = sum(entry.lines for entry in entries)
+    return lines
