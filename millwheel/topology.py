@@ -205,6 +205,8 @@ class Topology:
                         f"give it exactly_once=False, or '{makers[read.stream]}' strong ones"
                     )
         for name in self.sinks:
+            if name in self.injectors:
+                raise TopologyError(f"sink '{name}': what an injector reads stands in its logs already")
             if name not in makers:
                 raise TopologyError(
                     f"sink '{name}': nobody produces to that stream; there are {_names(makers)}"

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +39,10 @@ class SparkOptions:
     master: str = MASTER
     driver_memory: str = DRIVER_MEMORY
     conf: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def with_defaults(self, conf: Mapping[str, str]) -> "SparkOptions":
+        """With these settings where others are not given."""
+        return replace(self, conf={**conf, **self.conf})
 
     @property
     def is_local(self) -> bool:

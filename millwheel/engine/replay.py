@@ -76,10 +76,15 @@ class Replay:
             self._keep()
 
     def _fire(self, low: int) -> None:
-        stage = self.stage
-        stage.low_watermark = min(low, self._low)
-        stage.now = min(stage.low_watermark, self._newest)
-        while stage.fire():
+        low = min(low, self._low)
+        now = min(low, self._newest)
+        while (wall := self.stage.due.earliest(WALL)) is not None and wall <= now:
+            self._fire_at(wall, wall)  # those on the low watermark that are before it come first
+        self._fire_at(low, now)
+
+    def _fire_at(self, low: int, now: int) -> None:
+        self.stage.low_watermark, self.stage.now = low, now
+        while self.stage.fire():
             self._keep()
 
     def _keep(self) -> None:

@@ -138,7 +138,7 @@ def _follow(
 
     with (
         copying(imported, copies, order.settings, notice) as failed,
-        open_session(replace(spark, conf={**SESSION_CONF, **spark.conf})) as session,
+        open_session(spark.with_defaults(SESSION_CONF)) as session,
     ):
         follow(order, session, LOOK_S, told, notice, _checkpoint, lambda: not failed)
     if failed:

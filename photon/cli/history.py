@@ -58,12 +58,13 @@ def history(
     record counted once. Status 1 if there are dead letters (OUT/sinks/dead-letters says why).
     """
     check_requirements()
-    from spark.history.run import Order, recompute
+    from spark.history.run import SESSION_CONF, Order, check_new, look, recompute
     from spark.session import open_session
 
-    order = Order(topology, _inputs(given), goes_on)
-    with working("computing"), open_session(spark) as session:
-        summary = recompute(session, order, out)
+    check_new(out)
+    found = look(Order(topology, _inputs(given), goes_on))
+    with working("computing"), open_session(spark.with_defaults(SESSION_CONF)) as session:
+        summary = recompute(session, found, out)
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -124,7 +125,7 @@ def verify(
     check_requirements()
     from millwheel.topology import load_topology
     from spark.history.compare import check, compare
-    from spark.history.run import Order, Recomputed
+    from spark.history.run import SESSION_CONF, Order, Recomputed, look
     from spark.history.tasks import Span
     from spark.session import open_session
 
@@ -135,15 +136,14 @@ def verify(
         NEVER if end is None else parse_time_us(end, "--to"),
     )
     first = BEFORE if warm_up_s is None else kept.start - round(warm_up_s * 1e6)
+    if scratch is None and not spark.is_local:
+        raise UsageError("--scratch: name a directory that all executors see")
     chosen = check(load_topology(topology), sinks, kept)
+    found = look(Order(topology, _inputs(given), read=Span(first, kept.end), kept=kept))
     with working("computing") as say, ExitStack() as opened:
-        if scratch is None and not spark.is_local:
-            raise UsageError("--scratch: name a directory that all executors see")
         here = opened.enter_context(tempfile.TemporaryDirectory(prefix="photon-verify-", dir=scratch))
-        session = opened.enter_context(open_session(spark))
-        made = Recomputed(
-            session, Order(topology, _inputs(given), read=Span(first, kept.end), kept=kept), Path(here)
-        )
+        session = opened.enter_context(open_session(spark.with_defaults(SESSION_CONF)))
+        made = Recomputed(session, found, Path(here))
         made.run()
         say("comparing")
         verdicts = compare(made, session, chosen, histories, kept)

@@ -88,6 +88,7 @@ def compare(
         ]
         counted = (
             reduce(DataFrame.unionByName, lines)
+            .repartition(made.parts, "sink", "line")
             .groupBy("sink", "line")
             .agg(F.sum("n").alias("n"), F.sum(F.greatest("n", F.lit(0))).alias("made"))
             .persist(StorageLevel.DISK_ONLY)

@@ -64,7 +64,7 @@ _PACKED_BY: Final = 8
 """How many times its size an archive holds, about."""
 _FILE_BYTES: Final = 256 << 20
 _WORK: Final = ".work"
-CONF: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "64"}  # of blobs
+SESSION_CONF: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "64"}  # of blobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +87,44 @@ class _Log:
     size: int
 
 
-class Recomputed:
-    """A topology's outputs, in `directory`, which all executors see. For one job after the other."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An order that can be done: its topology, the files that each injector has, and URIs for Spark."""
 
-    def __init__(self, session: SparkSession, order: Order, directory: Path) -> None:
-        """UsageError, TopologyError for what can't be done; StorageError."""
-        self._session, self._order = session, order
+    order: Order
+    topology: Topology
+    logs: Mapping[str, list[_Log]]
+    uris: Mapping[str, list[str]]
+
+
+def look(order: Order) -> Found:
+    """What there is now, without Spark. UsageError, TopologyError for what can't be done; StorageError."""
+    topology = load_topology(order.topology)
+    check(topology, order.inputs)
+    return Found(order, topology, *_logs_of(topology, order.inputs, order.goes_on))
+
+
+class Recomputed:
+    """A topology's outputs, in `directory`, which all executors see."""
+
+    def __init__(self, session: SparkSession, found: Found, directory: Path) -> None:
+        """SparkFailedError for a URI that can't be read."""
+        self._session, self._order = session, found.order
         self._directory = directory.absolute()
-        topology = load_topology(order.topology)
-        check(topology, order.inputs)
-        self.numbers = numbered(topology, {})
-        self.plan = Plan(topology, self.numbers)
-        self._logs, self._uris = _found(topology, order.inputs, order.goes_on)
+        self.numbers = numbered(found.topology, {})
+        self.plan = Plan(found.topology, self.numbers)
+        self._logs, self._uris = found.logs, found.uris
         self._table = str(self._directory / "rows")
         self._told: list[Told] = []
         self.marks: dict[str, int] = {}
-        size = sum(log.size * (_PACKED_BY if is_packed(log.seen.name) else 1) for log in self._all_logs())
+        logs = [log for of_one in self._logs.values() for log in of_one]
+        size = sum(log.size * (_PACKED_BY if is_packed(log.seen.name) else 1) for log in logs)
         size += sum(map(self._remote_bytes, self._uris.values()))
         least = 2 * session.sparkContext.defaultParallelism
-        self._parts = min(_PARTS_MAX, max(least, 1 + size // _PART_BYTES))
+        self.parts = min(_PARTS_MAX, max(least, 1 + size // _PART_BYTES))
+        order = found.order
         self._work = Work(
-            order.topology,
-            os.getcwd(),
-            self.numbers,
-            self._parts,
-            order.goes_on,
-            order.read,
-            order.kept,
+            order.topology, os.getcwd(), self.numbers, self.parts, order.goes_on, order.read, order.kept
         )
 
     def run(self) -> None:
@@ -121,9 +132,6 @@ class Recomputed:
         with storage_errors(self._directory):
             make_directory(self._directory)
         send_adapter(self._session, self._order.topology)
-        for name, value in CONF.items():
-            self._session.conf.set(name, value)
-        self._session.conf.set("spark.sql.shuffle.partitions", str(self._parts))
         with spark_failures():
             self._read()
             for name in self.plan.order:
@@ -157,9 +165,6 @@ class Recomputed:
                     files[name].append((newest, pack_file_state(state)))
         return files
 
-    def _all_logs(self) -> list[_Log]:
-        return [log for logs in self._logs.values() for log in logs]
-
     def _remote_bytes(self, uris: Sequence[str]) -> int:
         if not uris:
             return 0
@@ -185,7 +190,7 @@ class Recomputed:
         low = of_inputs(self.plan.makers[name], self.marks)
         inputs = [number for number, (of, _, _) in self.plan.inputs.items() if of == name]
         rows = self.rows(*map(input_rows, inputs))
-        in_order = rows.repartition(self._parts, "part").sortWithinPartitions("part", "low", "blob")
+        in_order = rows.repartition(self.parts, "part").sortWithinPartitions("part", "low", "blob")
         self._keep(map_in_arrow(in_order, partial(compute, self._work, name, low), _ROW))
         self.marks[name] = min([low, *(one.oldest for one in self._told if one.name == name)])
 
@@ -207,16 +212,20 @@ class Recomputed:
         return low_of(injector, states, {number: newest.get(_path(log), BEFORE) for number, log in logs})
 
 
-def recompute(session: SparkSession, order: Order, out: Path) -> dict[str, Any]:
-    """All outputs in a new directory; and, of logs that go on, what a run has to know. The summary.
-
-    UsageError, TopologyError, SparkFailedError, StorageError.
-    """
-    began = time.monotonic()
+def check_new(out: Path) -> None:
+    """UsageError: nothing is ever overwritten."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out}: there is something; name a new directory")
+
+
+def recompute(session: SparkSession, found: Found, out: Path) -> dict[str, Any]:
+    """All outputs in a new directory; and, of logs that go on, what a run has to know. The summary.
+
+    SparkFailedError, StorageError.
+    """
+    began, order = time.monotonic(), found.order
     work = out / _WORK
-    made = Recomputed(session, order, work)
+    made = Recomputed(session, found, work)
     try:
         made.run()
         lines = _write_sinks(made, out / history.SINKS)
@@ -263,7 +272,7 @@ def check(topology: Topology, inputs: Mapping[str, object]) -> None:
             )
 
 
-def _found(
+def _logs_of(
     topology: Topology, inputs: Mapping[str, Sequence[str]], goes_on: bool
 ) -> tuple[dict[str, list[_Log]], dict[str, list[str]]]:
     """What each injector reads: files, and URIs for Spark."""
@@ -294,7 +303,7 @@ def _path(log: _Log) -> str:
 
 
 def _write_sinks(made: Recomputed, directory: Path) -> dict[str, int]:
-    """Files as a run has them, each in the order of time. Lines by sink. SparkFailedError, StorageError."""
+    """Files as a run has them, about in the order of time. Lines by sink. SparkFailedError, StorageError."""
     lines: dict[str, int] = {}
     for sink in (*made.plan.topology.sinks, DEAD_LETTERS):
         at = directory / sink

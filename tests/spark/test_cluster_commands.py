@@ -182,3 +182,55 @@ def test_a_backfill_whose_worker_is_lost_joins_each_event_once(run, tmp_path, cl
     truth = [truth_of(run / logs) for logs in ("logs", "old")]
     assert set(pairs.values()) == {1}
     assert len(pairs) == sum(each["distinct_joined_pairs"] for each in truth)
+
+
+_SLOW_VISITS = """
+import time
+from millwheel import Input, Logs, LogSink, Stream, Topology, node
+from millwheel.ready import Sessions
+
+class Visits(Sessions):
+    def process_timer(self, timer, ctx):
+        time.sleep(0.02)
+        super().process_timer(timer, ctx)
+
+TOPOLOGY = Topology(
+    {"clicks": Logs("logs/*.jsonl", "ts")},
+    {"visits": node(Visits("visits", 1), Input("clicks", "user", None), Stream("visits"))},
+    {"visits": LogSink("out/visits")},
+)
+"""
+
+
+@pytest.mark.long
+def test_a_history_whose_worker_is_lost_has_each_line_once(tmp_path, cluster):
+    """Of the user's own module, which the executors don't have; then held against what a run makes."""
+    (tmp_path / "visits.py").write_text(_SLOW_VISITS)
+    (tmp_path / "logs").mkdir()
+    for file in range(3):
+        lines = [{"user": f"u{n % 37}", "ts": (n * 3 + file) * 50_000} for n in range(600)]
+        (tmp_path / f"logs/{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("millwheel", "history", "visits:TOPOLOGY", "--out", "old", "--json", *on_cluster(cluster))
+    process = python_process("-m", "photon.cli.main", *words, directory=tmp_path)
+    try:
+        wait_until(lambda: list(tmp_path.glob("old/.work/rows/what=input*")), 150, "lines that are read")
+        wait_until(lambda: list(tmp_path.glob("old/.work/rows/_temporary")), 60, "the computation")
+        cluster.kill_worker(cluster.workers[0])
+        done = ended(process, 150)
+    finally:
+        process.kill()
+        process.wait()
+    cluster.start_worker()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["counts"]["visits"]["records"] == 1800
+    made = "".join(path.read_text() for path in tmp_path.glob("old/sinks/visits/*.jsonl")).splitlines()
+    live = photon("millwheel", "run", "visits:TOPOLOGY", "--work", "work", directory=tmp_path)
+    assert live.returncode == 0
+    written = "".join(path.read_text() for path in tmp_path.glob("out/visits/*.jsonl")).splitlines()
+    assert sorted(made) == sorted(written)
+    words = ("millwheel", "verify", "visits:TOPOLOGY", "--scratch", tmp_path, *on_cluster(cluster))
+    verified = photon(*words, directory=tmp_path)
+    assert (verified.returncode, verified.stdout) == (
+        0,
+        f"{'visits':<20} ok: {len(made)} lines are as they should be\n",
+    )

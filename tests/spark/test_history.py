@@ -1,0 +1,220 @@
+"""`photon millwheel history` and `verify`, and `run --history`, as a person calls them."""
+
+import gzip
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from millwheel import TopologyError
+from millwheel.history import NAME as LEFT
+from millwheel.sinks import complete_files
+from millwheel.testing import in_order, oracle
+from photon.core.errors import CorruptStateError, UsageError
+from tests.spark.histories import COUNTS, NAME, ROOT, SECOND, VISITS, clicks
+from tests.waiting import wait_until
+
+pytest.importorskip("pyspark")
+SINKS = ("windows", "sessions", "lengths")
+DAY = 86_400 * SECOND
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory that is the current one, with logs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def write(name, lines, mode="wb"):
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    opened = gzip.open if name.endswith(".gz") else open
+    with opened(f"logs/{name}", mode) as file:
+        file.write(data)
+
+
+def lines_in(directory):
+    return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.open("rb")]
+
+
+def run_command(topology, *more):
+    words = [sys.executable, "-m", "photon", "millwheel", "run", NAME + topology, "--work", "work", *more]
+    return subprocess.Popen(words, env={**os.environ, "PYTHONPATH": ROOT})
+
+
+def run(topology, *more):
+    assert run_command(topology, *more).wait(60) == 0
+
+
+@pytest.mark.spark
+def test_a_history_has_what_a_run_would_have(here, on_session, photon):
+    dice = random.Random(3)
+    lines = clicks(dice, 3000, users=40, seconds=600)
+    write("a.jsonl.gz", lines[:1000])
+    write("b.jsonl", lines[1000::2])
+    write("c.jsonl", lines[1001::2])
+    with open("logs/c.jsonl", "ab") as file:
+        file.write(b'no line\n{"user":"last","ts":700000000,"what":"x"}')  # the end of a log counts
+    status, said, errors = photon("millwheel", "history", NAME + "VISITS", "--out", "old", "--json")
+    summary = json.loads(said)
+    assert (status, errors) == (1, "")
+    lines.append({"user": "last", "ts": 700 * SECOND, "what": "x"})
+    expected = oracle(VISITS, {"clicks": lines})
+    found = {sink: lines_in(here / "old/sinks" / sink) for sink in expected}
+    [bad] = [letter for letter in found["dead-letters"] if "injector" in letter]
+    assert (bad["line"], bad["file"]) == ("no line", str(here / "logs/c.jsonl"))
+    found["dead-letters"].remove(bad)
+    assert in_order(found) == in_order(expected)
+    assert summary["lines"] == {"visits": len(expected["visits"]), "dead-letters": summary["dead_letters"]}
+    assert summary["counts"]["clicks"] == {"records": 3001, "dead_letters": 1}
+    [entry] = complete_files(here / "old/sinks/visits/visits-history.manifest")
+    assert entry.lines == len(expected["visits"])
+    assert sorted(path.name for path in (here / "old").iterdir()) == [LEFT, "sinks"]
+    status, _, errors = photon("millwheel", "history", NAME + "VISITS", "--out", "old")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "name a new directory" in errors
+
+
+@pytest.mark.spark
+def test_what_sinks_have_is_held_against_the_logs(here, on_session, photon):
+    lines = clicks(random.Random(5), 4000, users=30, seconds=900)
+    for file in range(3):
+        write(f"{file}.jsonl", lines[file::3])
+    run("COUNTS", "--workers", "2")
+    status, said, errors = photon("millwheel", "verify", NAME + "COUNTS", "--json")
+    verdicts = json.loads(said)
+    assert (status, errors) == (0, "")
+    assert {sink: verdict["equal"] for sink, verdict in verdicts.items()} == {
+        sink: len(lines_in(here / "out" / sink)) for sink in SINKS
+    }
+    [damaged, *_] = sorted((here / "out/windows").glob("*.jsonl"))
+    whole = damaged.read_bytes().splitlines(keepends=True)
+    doubled = next(line for line in whole if 500 * SECOND < json.loads(line)["time"] < 600 * SECOND)
+    changed = next(line for line in whole if json.loads(line)["time"] == 300 * SECOND)
+    rest = [line for line in whole if line != changed]
+    damaged.write_bytes(b"".join([*rest, doubled, changed.replace(b'"count":', b'"count":1')]))
+    status, said, _ = photon("millwheel", "verify", NAME + "COUNTS", "--sink", "windows", "--json")
+    assert status == 1
+    [verdict] = json.loads(said).values()
+    assert (verdict["missing"], verdict["extra"]) == (1, 2)
+    assert verdict["equal"] == verdicts["windows"]["equal"] - 1
+    assert verdict["examples_missing"] == [changed.decode().strip()]
+    assert doubled.decode().strip() in verdict["examples_extra"]
+    # Of a part of the time, from the records that it takes.
+    part = ("--from", "400", "--to", "500", "--warm-up", "5s")
+    status, said, _ = photon("millwheel", "verify", NAME + "COUNTS", "--sink", "windows", *part)
+    assert (status, said.split()[:2]) == (0, ["windows", "ok:"])
+    inside = sum(400 * SECOND <= json.loads(line)["time"] < 500 * SECOND for line in rest)
+    assert f"{inside:,} lines" in said or len(sorted((here / "out/windows").glob("*.jsonl"))) > 1
+    status, said, _ = photon("millwheel", "verify", NAME + "COUNTS", "--from", "250", "--to", "550")
+    assert status == 1
+    assert re.search(r"windows +WRONG: 1 lines missing, 2 too many", said)
+    assert re.search(r"sessions +ok", said)
+
+
+@pytest.mark.spark
+@pytest.mark.cluster
+def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, photon):
+    """Archives, a log that grows, its rotation, a new log; late lines up to the lateness."""
+    lines = clicks(random.Random(7), 6000, users=30, seconds=1200)
+    old, new = lines[:4000], lines[4000:]
+    cut = old[-1]["ts"] - 2 * SECOND
+    late = [line for line in old if line["ts"] >= cut][::2]
+    old = [line for line in old if line not in late]
+    write("a.jsonl.1.gz", old[0:2000:2])
+    write("b.jsonl", old[1:2000:2])
+    write("a.jsonl", old[2000:])
+    with open("logs/a.jsonl", "ab") as file:
+        file.write(b'{"user":"half')
+    status, said, errors = photon("millwheel", "history", NAME + "COUNTS", "--out", "old", "--goes-on")
+    assert (status, errors) == (0, "")
+    assert "low watermark 1970-01-01T" in said
+    with open("logs/a.jsonl", "ab") as file:
+        file.write(b'way","ts":%d,"what":"x"}\n' % old[-1]["ts"])
+    write("a.jsonl", late, "ab")
+    os.rename("logs/a.jsonl", "logs/a.jsonl.2")
+    write("b.jsonl", new[::2], "ab")
+    write("c.jsonl", new[1::2])
+    killed = run_command("COUNTS", "--workers", "2", "--history", "old")
+    wait_until(lambda: (here / "work/state").exists())
+    time.sleep(random.random())
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    run("COUNTS", "--workers", "3", "--history", "old")
+    expected = oracle(COUNTS, {"clicks": [*lines, {"user": "halfway", "ts": old[-1]["ts"], "what": "x"}]})
+    for sink in SINKS:
+        before, after = lines_in(here / "old/sinks" / sink), lines_in(here / "out" / sink)
+        assert before, sink
+        assert after, sink
+        assert in_order({sink: before + after}) == in_order({sink: expected[sink]})
+    status, said, _ = photon("millwheel", "verify", NAME + "COUNTS", "--history", "old")
+    assert (status, said.count("ok:")) == (0, 3)
+
+
+def test_what_can_be_no_history_is_refused_before_spark_starts(here, photon, requirements):
+    asked = ("millwheel", "history", "--out", "old")
+    for words, hint in {
+        (*asked, NAME + "COUNTS"): "no file matches 'logs/*.jsonl*'",
+        (*asked, NAME + "COUNTS", "--input", "clicks"): "write INJECTOR=GLOB",
+        (*asked, NAME + "NONE"): "can't be loaded",
+        ("millwheel", "verify", NAME + "PAIRS", "--to", "7"): "with_time=True",
+        ("millwheel", "verify", NAME + "PAIRS", "--sink", "no"): "there are 'attributed', 'unmatched'",
+        ("millwheel", "verify", NAME + "COUNTS", "--warm-up", "7s"): "--from",
+        ("millwheel", "run", NAME + "COUNTS", "--work", "w", "--history", "no"): "is no whole history",
+    }.items():
+        status, said, errors = photon(*words)
+        assert (status, said, errors.count("\n")) == (2, "", 1), errors
+        assert hint in errors
+
+
+def test_what_asks_outside_or_is_not_there_is_refused():
+    from spark.history.run import check
+    from tests.spark.histories import DECLARED
+
+    with pytest.raises(TopologyError, match="asks or changes something outside"):
+        check(DECLARED, {})
+    with pytest.raises(UsageError, match="no such injector; there are 'clicks'"):
+        check(COUNTS, {"click": ()})
+
+
+@pytest.mark.spark
+def test_a_run_takes_up_a_history_of_its_own_topology_before_it_begins(here, on_session, photon):
+    write("a.jsonl", clicks(random.Random(1), 500))
+    for out, more in (("ended", ()), ("old", ("--goes-on",))):
+        assert photon("millwheel", "history", NAME + "COUNTS", "--out", out, *more)[0] == 0
+
+    def refused(topology, history, work="work"):
+        words = ("millwheel", "run", NAME + topology, "--work", work)
+        status, _, errors = photon(*words, *(("--history", history) if history else ()))
+        assert status in (1, 2), errors
+        assert errors.count("\n") == 1
+        return errors
+
+    assert "of logs that have ended" in refused("COUNTS", "ended")
+    assert f"is of {NAME}COUNTS" in refused("VISITS", "old")
+    state = min((here / "old/state").glob("*.parquet"))
+    data = state.read_bytes()
+    state.write_bytes(data[: len(data) // 2])
+    assert f"{state.name} can't be read" in refused("COUNTS", "old")
+    assert "has a part of" in refused("COUNTS", "")  # what it took up stays half
+    state.write_bytes(data)
+    run("COUNTS", "--history", "old")
+    shutil.rmtree("out")
+    run("COUNTS", "--work", "other")
+    assert "has begun without a history" in refused("COUNTS", "old", "other")
+
+
+def test_a_damaged_note_of_a_history_is_told(tmp_path):
+    from millwheel.history import load
+
+    (tmp_path / LEFT).write_text("{")
+    with pytest.raises(CorruptStateError, match="can't be read"):
+        load(tmp_path)
