@@ -1,15 +1,17 @@
 """What a user writes: computations (paper 4.1), their state, timers and productions (paper 4.4 to 4.6).
 
-    class Visits(Computation[Visit]):
-        state = Visit
+    class Pages(Computation[dict[int, int]]):  # of a user, by the minute
+        state = dict[int, int]
 
-        def process_record(self, record: Record, ctx: Context[Visit]) -> None:
-            ctx.state.pages += 1
-            ctx.set_timer("end", record.time + 1_800_000_000)
+        def process_record(self, record: Record, ctx: Context[dict[int, int]]) -> None:
+            minute = record.time // 60_000_000
+            ctx.state[minute] = ctx.state.get(minute, 0) + 1
+            ctx.set_timer(minute, (minute + 1) * 60_000_000)
 
-        def process_timer(self, timer: Timer, ctx: Context[Visit]) -> None:
-            ctx.produce("visits", {"user": ctx.key, "pages": ctx.state.pages})
-            ctx.forget()
+        def process_timer(self, timer: Timer, ctx: Context[dict[int, int]]) -> None:
+            ctx.produce("pages", {"user": ctx.key, "pages": ctx.state.pop(timer.tag)})
+            if not ctx.state:
+                ctx.forget()
 
 Times are microseconds since the epoch. A call sees one key, and calls of one key never overlap. What a call
 does to state, timers and productions counts whole and once, or not at all; effects elsewhere (HTTP, files)

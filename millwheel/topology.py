@@ -205,11 +205,10 @@ class Topology:
                         f"give it exactly_once=False, or '{makers[read.stream]}' strong ones"
                     )
         for name in self.sinks:
-            if name in self.injectors:
-                raise TopologyError(f"sink '{name}': what an injector reads stands in its logs already")
-            if name not in makers:
+            if name in self.injectors or name not in makers:  # an injector's lines stand in its logs
+                made_here = [stream for stream in makers if stream not in self.injectors]
                 raise TopologyError(
-                    f"sink '{name}': nobody produces to that stream; there are {_names(makers)}"
+                    f"sink '{name}': no computation produces to that stream; there are {_names(made_here)}"
                 )
         self.order()
 

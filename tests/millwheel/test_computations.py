@@ -293,7 +293,8 @@ def test_lines_that_are_none_are_dead_letters_and_the_others_go_on():
         ({"a": node(Cells())}, {}, "reads nothing"),
         ({"a": node(Cells, Input("clicks", key="x"))}, {}, "an instance, not the class"),
         ({"a": node(Cells(), Input("clicks", key="x.", value=None))}, {}, "empty part"),
-        ({}, {"nowhere": LogSink("out")}, "nobody produces to that stream"),
+        ({}, {"nowhere": LogSink("out")}, "no computation produces to that stream; there are none"),
+        ({}, {"clicks": LogSink("out")}, "no computation produces to that stream; there are none"),
         (
             {
                 "a": node(Cells(), Input("y"), Stream("x")),

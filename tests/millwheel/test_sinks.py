@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from millwheel import sinks
 from millwheel.engine.wheel import Lines
 from millwheel.sinks import SinkFiles, begin
 from millwheel.topology import LogSink
@@ -107,10 +108,8 @@ def test_a_line_whose_commit_never_was_is_taken_back(tmp_path):
 
 def test_a_complete_file_is_counted_once(tmp_path, monkeypatch):
     counted = []
-    real = SinkFiles._entry
-    monkeypatch.setattr(
-        SinkFiles, "_entry", lambda self, number: counted.append(number) or real(self, number)
-    )
+    real = sinks.complete
+    monkeypatch.setattr(sinks, "complete", lambda path: counted.append(path.name) or real(path))
     store = Store(tmp_path)
     for n in range(10):
         store.append(b"%070d\n" % n)
@@ -119,7 +118,7 @@ def test_a_complete_file_is_counted_once(tmp_path, monkeypatch):
     store.files = store.opened()
     store.append(b"%070d\n" % 10)
     store.sync()
-    assert counted == list(range(10))
+    assert counted == [path.name for path in store.paths()[:10]]
 
 
 def test_a_file_that_was_taken_away_leaves_the_manifest(tmp_path):
