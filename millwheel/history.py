@@ -104,7 +104,7 @@ def low_of(injector: Logs, states: Sequence[FileState], newest: Mapping[int, int
     if any(not find([glob]) for glob in injector.expected):
         return BEFORE
     stands: dict[int, int] = {}
-    for number, log in stand_for(states).items():
+    for number, log in stand_for(states, injector.log).items():
         stands[log] = max(newest.get(number, BEFORE), stands.get(log, BEFORE))
     least = min(stands.values(), default=max(newest.values(), default=BEFORE))
     return max(BEFORE, least - round(injector.lateness_s * 1e6))

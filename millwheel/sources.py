@@ -7,7 +7,7 @@ its bound.
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -84,7 +84,8 @@ class LogSource:
         `lateness`: what counts lines for the percentile, and its row.
         """
         self.name, self._number, self._injector, self._clock = name, number, injector, clock
-        self._mine: Callable[[str], bool] = lambda path: mine(slot_of(path))
+        self._whole = whole = injector.log == "directory"  # one worker's, who alone can tell where it is
+        self._mine: Callable[[str], bool] = lambda path: mine(slot_of(_directory(path) if whole else path))
         self._listed = Listed() if injector.listed else None
         self._parser = LineParser(injector, inputs)
         self._newest: dict[int, int] = {}
@@ -120,7 +121,7 @@ class LogSource:
         self._behind_since: dict[int, int] = {}
         """Files that it did not, and the look by which they had been."""
         self._known: dict[int, FileState] = {state.number: state for state in states}
-        self._stand_for = stand_for(self._known.values())
+        self._stand_for = stand_for(self._known.values(), injector.log)
 
     @property
     def patience_s(self) -> float:
@@ -141,7 +142,7 @@ class LogSource:
                 self._known[state.number] = state
                 changes[row] = self._packed(state)
         if changes:
-            self._stand_for = stand_for(self._known.values())
+            self._stand_for = stand_for(self._known.values(), self._injector.log)
         self._follower.poll()
         return changes
 
@@ -207,14 +208,15 @@ class LogSource:
         least = sorted(behind, key=lambda state: self._newest.get(state.number, BEFORE))[:3]
         silent = self._silent({state.number for state in behind})
         upto = min((self._newest.get(state.number, BEFORE) for state in least), default=NEVER)
-        quiet = [number for number in sorted(silent, key=silent.__getitem__) if silent[number] < upto][:3]
+        least_silent = [number for number in sorted(silent, key=silent.__getitem__) if silent[number] < upto]
+        quiet = [self._known[number].name for number in least_silent[:3]]
         return {
             "files": self._follower.files,
             "unread_bytes": self._follower.unread_bytes(),
             "least_far": [shown(state.name) for state in least],
             "unreadable": self._follower.unreadable,
             "expected": list(self._expected),
-            "quiet": [shown(self._known[number].name) for number in quiet],
+            "quiet": [shown(_directory(name) if self._whole else name) for name in quiet],
             "lateness_s": self._lateness / 1e6,
             "percentile": self._injector.percentile,
         }
@@ -237,12 +239,13 @@ class LogSource:
         return self._mine(path) and (self._listed is None or self._listed.has(path))
 
     def _silent(self, behind: set[int]) -> dict[int, int]:
-        """Where those files stand that hold the bound though they were read to their end: at the newest line
-        of their log, which what was rotated away is part of."""
+        """Where those logs stand that hold the bound though they were read to their end: at their newest
+        line, also of what was rotated away. One of which something is unread is held by that alone."""
         stands: dict[int, int] = {}
         if self._injector.silent == "hold" and not self._drain:
+            unread = {self._stand_for.get(number) for number in behind}
             for number, log in self._stand_for.items():
-                if number not in behind:
+                if log not in unread:
                     stands[log] = max(self._newest.get(number, BEFORE), stands.get(log, BEFORE))
         return stands
 
@@ -270,10 +273,18 @@ class LogSource:
         return letter
 
 
-def stand_for(files: Iterable[FileState]) -> dict[int, int]:
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def stand_for(files: Iterable[FileState], log: Literal["file", "directory"]) -> dict[int, int]:
     """Number of each file that still counts once it is read to its end -> of the one that it counts for: of
-    one that was rotated away, the log that goes on under the name it had. An archive grows no more."""
+    one that was rotated away, the log that goes on under the name it had; or of any, one of its directory. An
+    archive grows no more."""
     numbers = {file.name: file.number for file in files}
+    if log == "directory":
+        first: dict[str, int] = {}
+        return {number: first.setdefault(name.rpartition("/")[0], number) for name, number in numbers.items()}
     logs = {number: numbers.get(unrotated(name), number) for name, number in numbers.items()}
     return {
         number: logs[number]

@@ -73,6 +73,9 @@ class Logs:
     skew_max_s: float = 3_600.0
     listed: bool = False
     percentile: float | None = None
+    log: Literal["file", "directory"] = "file"
+    """What is silent, for `silent="hold"`: a file, or all files of a directory together, which one worker
+    reads then."""
     listen: str = ""
     """Of a `Push`."""
     tls: Tls = field(default_factory=Tls)
@@ -109,16 +112,19 @@ def JoinedLogs(
     lateness_s: float = 60.0,
     listed: bool = False,
     percentile: float | None = None,
+    silent: Literal["advance", "hold"] = "advance",
 ) -> Logs:
     """The joined logs of a `photon join`, `dev` or service: OUT/joined of all its datacenters.
 
     A foreign event may wait long for its primary, so it may be late by as much: choose `lateness_s` by it.
     Where a joiner can be killed, the last lines of a growing file may come twice (docs/output.md): put
     `millwheel.ready.Deduplicate` behind it, or read only files that are complete (`listed`), as late as
-    joiner.output_file_s says.
+    joiner.output_file_s says. `silent="hold"`: a datacenter that writes nothing any more is waited for, as
+    it may come back with events that it had won.
     """
     paths = os.path.join(out, "joined", "*", "*.jsonl")
-    return Logs(paths, time, unit, lateness_s, listed=listed, percentile=percentile)
+    reading = Logs(paths, time, unit, lateness_s, silent=silent, listed=listed, percentile=percentile)
+    return replace(reading, log="directory") if silent == "hold" else reading
 
 
 @dataclass(frozen=True, slots=True)

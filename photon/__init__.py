@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from joiner.adapter import Adapter, Event, Result, Skip, splice
     from joiner.output_files import complete_files, count_joined, read_lives
-    from photon.cluster.declared import Declared
+    from photon.cluster.declared import Decided, Declared
     from photon.cluster.run import join
     from photon.connect.ports import Batch, Fields, Guarantee, Loss, Sink, Source, State
     from photon.connect.uris import Uri
@@ -36,7 +36,7 @@ __version__ = "0.1.0"
 _HOMES: Final = {
     "joiner.adapter": ("Adapter", "Event", "Result", "Skip", "splice"),
     "joiner.output_files": ("complete_files", "count_joined", "read_lives"),
-    "photon.cluster.declared": ("Declared",),
+    "photon.cluster.declared": ("Decided", "Declared"),
     "photon.cluster.run": ("join",),
     "photon.connect.ports": ("Batch", "Fields", "Guarantee", "Loss", "Sink", "Source", "State"),
     "photon.connect.uris": ("Uri",),
@@ -64,6 +64,7 @@ __all__ = [
     "AdapterError",
     "Batch",
     "Clock",
+    "Decided",
     "Declared",
     "Event",
     "EventIdGenerator",

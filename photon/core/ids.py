@@ -268,12 +268,20 @@ MATCHED: Final = Token("matched", 1, 0).pack()
 """A joiner sets it before it registers an event that it joined with the primary event."""
 UNMATCHED: Final = Token("unmatched", 2, 0).pack()
 """Set by whoever says that the primary event has no match, and never will."""
-MARK_ADDRESSES: Final = frozenset({"matched", "unmatched"})
+_DECIDED: Final = "decided"
+MARK_ADDRESSES: Final = frozenset({"matched", "unmatched", _DECIDED})
 """In place of a joiner's: tokens of these hold marks, not events."""
 
 _TURNED: Final = np.frombuffer(bytes.fromhex("9e3779b97f4a7c15f39cc0605cedc834"), np.uint8)
 
 
+def decided_token(datacenter: str) -> bytes:
+    """Of a datacenter that decides a result of MillWheel: the same in each of its lives, so that it wins
+    again what it had won before."""
+    digest = hashlib.blake2b(datacenter.encode(), digest_size=8).digest()
+    return Token(_DECIDED, int.from_bytes(digest, "big"), 0).pack()
+
+
 def mark_ids(ids: bytes) -> bytes:
-    """16 x N ids of primary events -> those of their marks, no event's."""
+    """16 x N ids of primary events, or of results -> those of their marks, no event's."""
     return (np.frombuffer(ids, np.uint8).reshape(-1, ID_BYTES) ^ _TURNED).tobytes()

@@ -5,14 +5,16 @@ import json
 
 import pytest
 
-from millwheel import Input, Logs
+from millwheel import Input, JoinedLogs, Logs
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lateness import Lateness, Stragglers
 from millwheel.engine.store import POSITION, lateness_row
 from millwheel.sinks import SinkFiles, begin
-from millwheel.sources import LogSource
+from millwheel.sources import LogSource, _position
 from millwheel.topology import LogSink
 from photon.core.clock import ManualClock
+from photon.logs.files import unpack_file_state
+from photon.logs.shares import slot_of
 
 SECOND = 1_000_000
 
@@ -25,12 +27,13 @@ class Read:
         self._injector = Logs(**{"paths": f"{directory}/*.jsonl", "time": "ts", **how})
         self.clock = ManualClock()
         self._rows = {}
+        self.mine = lambda _: True
         self.source = self._opened(self._injector)
 
     def _opened(self, injector, lateness=None):
         rows = [(row, packed) for row, packed in self._rows.items() if packed and row.startswith(POSITION)]
         return LogSource(
-            "e", 0, injector, {0: Input("e", key="k", value=None)}, rows, lambda _: True, 1,
+            "e", 0, injector, {0: Input("e", key="k", value=None)}, rows, self.mine, 1,
             self._drain, self.directory / "spool", self.clock, lambda: None, lambda _: None, lateness,
         )  # fmt: skip
 
@@ -39,6 +42,9 @@ class Read:
         with (self.directory / name).open("a") as file:
             for second in seconds:
                 file.write(json.dumps({"k": "k", "ts": self.now + round(second * SECOND)}) + "\n")
+
+    def names(self):
+        return [unpack_file_state(_position(packed)[1]).name for packed in self._rows.values() if packed]
 
     @property
     def now(self):
@@ -118,6 +124,47 @@ def test_a_log_goes_on_where_its_rotated_file_ended(tmp_path, away):
     read.source = read._opened(read._injector)
     read.read()
     assert read.bound == -30 - 40
+
+
+def test_what_was_rotated_away_does_not_hold_a_log_that_is_read_on(tmp_path):
+    read = Read(tmp_path, paths=f"{tmp_path}/a.jsonl*", silent="hold")
+    read.write("a.jsonl", -100)
+    read.read()
+    (tmp_path / "a.jsonl").rename(tmp_path / "a.jsonl.1")
+    (tmp_path / "a.jsonl").write_text((json.dumps({"k": "k", "ts": read.now}) + "\n") * 40_000)
+    now = read.now
+    read.clock.advance(20)
+    read.source.look()
+    assert read.source.read() is not None
+    assert read.source.read() is not None
+    assert read.source.why()["unread_bytes"] > 0
+    assert read.source.bound() == now
+
+
+def test_a_datacenter_holds_as_a_whole_with_its_files_in_one_worker(tmp_path):
+    """Its newest line counts, whichever file has it; one that was killed has its last say."""
+    logs = JoinedLogs(str(tmp_path), "ts", lateness_s=1, silent="hold")
+    read = Read(tmp_path, paths=logs.paths, silent=logs.silent, log=logs.log, lateness_s=1)
+    for datacenter, lines in {"east": (-100, -50, -40), "west": (-90, -80)}.items():
+        (tmp_path / "joined" / datacenter).mkdir(parents=True)
+        for number, line in enumerate(lines):
+            read.write(f"joined/{datacenter}/joined-{number:06}.jsonl", line)
+    assert read.read() == 5
+    assert read.bound == -80 - 1 - 20
+    read.write("joined/west/joined-000002.jsonl", -2)
+    read.read()
+    assert read.bound == -40 - 1 - 40
+    assert read.source.why()["quiet"] == [f"{tmp_path}/joined/{name}" for name in ("east", "west")]
+    workers = [Read(tmp_path, paths=logs.paths, silent=logs.silent, log=logs.log) for _ in range(2)]
+    for worker, reading in enumerate(workers):
+        reading.mine = lambda slot, worker=worker: slot % 2 == worker
+        reading.source = reading._opened(reading._injector)
+        reading.read()
+    slots = {directory: slot_of(f"{tmp_path}/joined/{directory}") % 2 for directory in ("east", "west")}
+    for worker, reading in enumerate(workers):
+        read_here = {shown.rpartition("/")[0].rpartition("/")[2] for shown in reading.names()}
+        assert read_here == {directory for directory, slot in slots.items() if slot == worker}
+    assert JoinedLogs("out").log == "file"
 
 
 def test_a_file_whose_name_only_looks_rotated_holds(tmp_path):
