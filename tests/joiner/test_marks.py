@@ -3,7 +3,7 @@
 import pytest
 
 from photon.core.fates import Found
-from photon.core.ids import MARK_ADDRESSES, MATCHED, UNMATCHED, mark_ids, parse_token
+from photon.core.ids import MARK_ADDRESSES, MATCHED, UNMATCHED, decided_token, mark_ids, parse_token
 from tests.joiner.fakes import (
     Crash,
     batch_of,
@@ -87,4 +87,6 @@ def test_without_the_setting_nothing_is_marked(make, registry):
 
 
 def test_a_marks_token_is_of_no_joiner():
-    assert {parse_token(token).address for token in (MATCHED, UNMATCHED)} == MARK_ADDRESSES
+    assert {
+        parse_token(token).address for token in (MATCHED, UNMATCHED, decided_token("east"))
+    } == MARK_ADDRESSES
