@@ -53,6 +53,18 @@ class Plan:
         """What has a low watermark of its own."""
         return [*self.topology.injectors, *self.order]
 
+    @property
+    def graph(self) -> dict[str, dict[str, Any]]:
+        """By name what kind each is, and whom it reads from; sinks by their stream's name, as `sink NAME`."""
+        made = self.topology.computations
+        makers = {stream.name: name for name in self.order for stream in made[name].streams}
+        graph: dict[str, dict[str, Any]] = {
+            name: {"kind": "injector", "reads": []} for name in self.injectors
+        }
+        graph |= {name: {"kind": "computation", "reads": self.makers[name]} for name in self.order}
+        sinks = self.topology.sinks
+        return graph | {f"sink {sink}": {"kind": "sink", "reads": [makers[sink]]} for sink in sinks}
+
     def sink(self, stream: str) -> LogSink | None:
         return self.topology.sinks.get(stream)
 

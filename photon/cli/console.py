@@ -29,7 +29,11 @@ def is_installed() -> bool:
 @click.command("console")
 @system_options
 @click.option("--listen", default=LISTEN, show_default=True, metavar="HOST:PORT", help="Where to serve it.")
-@click.option("--allow-actions", is_flag=True, help="Replay dead letters from the page. Else it only reads.")
+@click.option(
+    "--allow-actions",
+    is_flag=True,
+    help="Replay dead letters, kill workers of MillWheel. Else it only reads.",
+)
 @path_option("--millwheel", help="Work directory of a `photon millwheel run` to show as well.")
 def command(
     work: Path | None, config: Path | None, listen: str, allow_actions: bool, millwheel: Path | None
@@ -48,12 +52,14 @@ def command(
     from photon.console.server import Console, replaying
 
     topology = find_system(work, config)
+    asked = partial(ask, millwheel) if millwheel else None
+    acts = {"replay": replaying(topology), **killing_workers(asked)}
     console = Console(
         topology,
         work or Path(topology.settings.system.work),
         listen,
-        acts={"replay": replaying(topology)} if allow_actions else None,
-        millwheel=partial(ask, millwheel) if millwheel else None,
+        acts=acts if allow_actions else None,
+        millwheel=asked,
         notice=notice,
     )
     console.start()
@@ -66,8 +72,28 @@ def command(
         console.stop()
 
 
-def watch_of(listen: str, notice: Callable[[str], None], doings: "Doings | None" = None) -> "Watch":
-    """A console for a run; on any port where the default one is taken. `doings`: of `photon dev`."""
+def killing_workers(
+    asked: Callable[..., Mapping[str, Any]] | None,
+) -> dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
+    """`asked`: a run of MillWheel."""
+
+    def kill(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert asked is not None
+        return asked("kill", str(given.get("worker", "")))
+
+    return {"kill-worker": kill} if asked else {}
+
+
+def watch_of(
+    listen: str,
+    notice: Callable[[str], None],
+    doings: "Doings | None" = None,
+    wheel: Path | None = None,
+) -> "Watch":
+    """A console for a run; on any port where the default one is taken. `doings`, `wheel`: of `photon dev`."""
+    from functools import partial
+
+    from photon.cluster.wheels import ask
     from photon.console.server import Console, replaying
     from photon.dev.pairs import LiveCheck
 
@@ -80,14 +106,15 @@ def watch_of(listen: str, notice: Callable[[str], None], doings: "Doings | None"
 
     @contextlib.contextmanager
     def watch(topology: Topology, work: Path) -> "Iterator[Callable[[Sample, Mapping[str, str]], None]]":
-        shared: dict[str, Any] = {"ask": False, "notice": notice}
+        asked = partial(ask, wheel) if wheel else None
+        shared: dict[str, Any] = {"ask": False, "notice": notice, "millwheel": asked}
         with contextlib.ExitStack() as held:
             if doings is not None:
                 check = LiveCheck(Path(topology.output) / "joined")
                 check.start()
                 held.callback(check.stop)
                 acts = {name: outage(name) for name in ("kill", "freeze", "restore")}
-                shared["acts"] = {**acts, "replay": replaying(topology)}
+                shared["acts"] = {**acts, "replay": replaying(topology), **killing_workers(asked)}
                 shared |= {"down": lambda: doings.down, "checks": check.told}
             console = Console(topology, work, listen, or_any=listen == LISTEN, **shared)
             console.start()

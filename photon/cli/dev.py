@@ -41,6 +41,9 @@ DEFAULT_OUT: Final = "photon-dev"
     callback=duration,
     help="After the kill; without it, it stays down.",
 )
+@click.option(
+    "--millwheel", is_flag=True, help="Count what is joined by country and second, on the page as a graph."
+)
 @click.option("--console/--no-console", default=True, help="Serve a page that shows it.  [default: yes]")
 @click.option("--listen", default=LISTEN, show_default=True, metavar="HOST:PORT", help="Of the page.")
 @json_flag("JSON lines: a look a second, at last the summary.")
@@ -52,6 +55,7 @@ def command(
     kill_datacenter: str | None,
     after: float,
     restore_after: float | None,
+    millwheel: bool,
     console: bool,
     listen: str,
     as_json: bool,
@@ -88,8 +92,9 @@ def command(
         work = Path(settings.system.work) if described else out / ".photon"
     replicas = len(settings.replicas) or named_replicas(document)
     view, doings, watch = View(as_json), Doings(), None
+    wheel = work / "millwheel" if millwheel else None
     if console and is_installed():
-        watch = watch_of(listen, view.notice, doings)
+        watch = watch_of(listen, view.notice, doings, wheel)
     elif console:
         view.notice(f"no page shows this run: {MISSING}")
     job = DevJob(
@@ -101,6 +106,7 @@ def command(
         outage=outage,
         doings=doings,
         watch=watch,
+        wheel=wheel,
         **given,
     )
     try:

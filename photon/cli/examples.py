@@ -13,7 +13,7 @@ EXAMPLES: Final = {
         "generate --out logs --queries 20000 --clicks 4000 --duplicates 0.02",
         "generate --out logs --rate 2000 --duration 60",
     ),
-    "dev": ("dev --datacenters 2",),
+    "dev": ("dev --datacenters 2", "dev --millwheel"),
     "demo": ("demo",),
     "bench": ("bench --quick", "bench registry"),
     "status": ("status --work out", "status --config photon.toml --watch"),

@@ -59,7 +59,10 @@ def _run(
     store: str = "",
     history: Path | None = None,
 ) -> int:
+    from photon.cluster.supervisor import die_with_parent
     from photon.cluster.wheels import WheelRun
+
+    die_with_parent()  # of `photon dev`
 
     def tell(line: str) -> None:
         click.echo(f"photon: {line}", err=True)

@@ -166,7 +166,8 @@ class WheelRun:
             worker: {key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")}
             for worker, status in sorted(self._statuses.items())
         }
-        return {**self.summary(), "topology": self._name, "low_watermarks": marks, "processes": workers}
+        told = {"topology": self._name, "low_watermarks": marks, "processes": workers}
+        return {**self.summary(), **told, "graph": self._plan.graph}
 
     def why(self, name: str) -> dict[str, Any]:
         """What holds a low watermark, from the computation up to what does hold it."""
@@ -341,7 +342,18 @@ class WheelRun:
                 return self.status()
             case ["why", str(name)]:
                 return self.why(name)
+            case ["kill", str(worker)]:
+                return self._kill(worker)
         return {"error": f"a question that this run does not know: {said!r}"}
+
+    def _kill(self, worker: str) -> dict[str, Any]:
+        """SIGKILL, to see that nothing comes of it."""
+        child = self._supervisor.children.get(f"worker-{worker}")
+        if child is None or child.process is None:
+            there = ", ".join(name.removeprefix("worker-") for name in self._supervisor.children)
+            return {"error": f"no worker '{worker}' runs; there are {there}"}
+        child.process.kill()
+        return {"told": f"worker {worker} is killed"}
 
     def _send_all(self, kind: int, payload: bytes) -> None:
         for worker in list(self._links):  # who is lost by it leaves them

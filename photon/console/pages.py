@@ -221,13 +221,14 @@ class Pages:
         }
 
     def millwheel(self, query: Query) -> dict[str, Any]:
-        """{status, why}: `why` of the computation ?name. {} where there is none."""
+        """{status, why, acts}: `why` of the computation ?name. {} where there is none."""
         if self._millwheel is None:
             return {}
         name = query.get("name", "")
         return {
             "status": self._millwheel("status"),
             "why": self._millwheel("why", name) if name else None,
+            "acts": list(self._acts),
         }
 
 

@@ -3,6 +3,7 @@
 OutagePlay (when to kill and restore) and Finishing (when all that was written has its fate) are pure.
 """
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.run import STALL_S, Ground, RunLoop, Watch, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
+from photon.cluster.wheels import READY
 from photon.connect.uris import is_source
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import Foreign, Primary, Settings
@@ -41,6 +43,7 @@ FED_SETTLED_S: Final = 15.0
 DOING_S_MAX: Final = 10.0
 FINISH_S_MAX: Final = 60.0
 """However it goes on, it is over then. Nothing is lost by that."""
+_WHEEL: Final = "millwheel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ class DevJob:
     seed: int = 1
     doings: Doings | None = None
     watch: Watch | None = None
+    wheel: Path | None = None
+    """Work directory of a MillWheel over the joined events; None: there is none."""
 
 
 def run_dev(job: DevJob, view: View) -> dict[str, Any]:
@@ -243,10 +248,12 @@ class _Run:
             try:
                 with loop.watched(job.watch, job.work):
                     self._await_up(loop)
+                    self._start_wheel()
                     self._feed(loop)
                     self._finish(loop)
             finally:
                 self._end_feed()
+                self._cluster.supervisor.stop([_WHEEL])
             self.course.restarts = self._cluster.supervisor.restarts()
 
     def _await_up(self, loop: RunLoop) -> None:
@@ -255,6 +262,25 @@ class _Run:
 
         self._until(loop, "starting", is_up, STALL_S)
         self._began = time.monotonic()
+
+    def _start_wheel(self) -> None:
+        """Counts of joined clicks by country and second, and what is odd about them."""
+        if self._job.wheel is None or self._told_to_stop:
+            return
+        joined = str(Path(self._topology.output).absolute() / "joined/*/*.jsonl")
+        given = {
+            "logs": {"paths": joined, "time": "ts_us", "lateness_s": 5.0},
+            "key": "primary.payload.country",
+            "sink": str(self._job.wheel / "anomalies"),
+            "late": "drop",
+            "length_s": 1.0,
+            "learn": 20,
+            "sigmas": 4.0,
+            "row": 3,
+        }
+        name = f"{READY}zeitgeist {json.dumps(given)}"
+        arguments = ["millwheel", "run", name, "--follow", "--workers", "2"]
+        self._cluster.supervisor.start(_WHEEL, [*arguments, "--work", str(self._job.wheel)])
 
     def _feed(self, loop: RunLoop) -> None:
         """Feed it for as long as it is to run. A generator that fails ends it: what it wrote is finished."""

@@ -42,7 +42,18 @@ class Dev(Processes):
         self.address, self.out = f"127.0.0.1:{paired_ports(1)[0]}", root / "out"
         self.work = self.out / ".photon"
         self.launch(
-            "dev", [*PHOTON, "dev", "--out", str(self.out), "--listen", self.address, "--for", "250s"]
+            "dev",
+            [
+                *PHOTON,
+                "dev",
+                "--out",
+                str(self.out),
+                "--listen",
+                self.address,
+                "--millwheel",
+                "--for",
+                "250s",
+            ],
         )
         clicks = self.work / "logs-east" / "clicks"
         wait_until(clicks.is_dir, what=self.told)
@@ -150,9 +161,24 @@ def test_members(page):
         shows(page, text)
 
 
-def test_millwheel(page):
+def test_millwheel(page, dev):
+    """A graph with rates, and what holds a stage; a worker is killed by a click and comes back."""
     page.at("/millwheel")
-    shows(page, "photon console --millwheel")
+    graph = page.get_by_role("region", name="graph")
+    for name in ("records", "count", "detect", "sink anomalies"):
+        sync_api.expect(graph.get_by_text(name, exact=True)).to_be_visible()
+    sync_api.expect(graph.get_by_text(re.compile(r"^[1-9]\d*/s$")).first).to_be_visible()
+    sync_api.expect(graph.get_by_text(re.compile(r"[\d.]+ s behind")).first).to_be_visible()
+    graph.get_by_role("link", name="what holds detect").press("Enter")
+    shows(page, "What holds detect")
+    before = restarts(page)
+    page.get_by_role("button", name="Kill worker 1", exact=True).click()
+    shows(page, "worker 1 is killed")
+    wait_until(lambda: restarts(page) == before + 1, what=dev.told)
+
+
+def restarts(page):
+    return int(re.search(r"2 workers, (\d+) restarts", page.content())[1])
 
 
 def test_a_datacenter_is_killed_frozen_and_restored_by_clicks_and_nothing_is_lost(page, dev):
@@ -188,6 +214,7 @@ def test_a_console_of_its_own_shows_the_same_run_and_one_of_millwheel_and_only_r
         shows(page, re.compile("all well: 11 processes answer"))
         assert page.get_by_role("button").count() == 0
         page.goto(f"http://{listen}/millwheel")
+        assert page.get_by_role("button").count() == 0
         page.get_by_role("link", name="totals", exact=True).click()
         shows(page, "What holds totals")
         shows(page, re.compile("held by|file|input|timer"))

@@ -363,16 +363,68 @@ function held(one) {
   return [held_by, ...Object.entries(rest).map(([key, value]) => `${key} ${JSON.stringify(value)}`)].join(", ");
 }
 
+const svg = (tag, attributes, ...children) => {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+};
+
+const lagClass = (mark) => (!mark || mark.low_watermark_us === null ? "none" : mark.lag_s > 60 ? "bad" : mark.lag_s > 10 ? "slow" : "good");
+const lagText = (mark) => (!mark ? "" : mark.low_watermark_us === null ? mark.state : `${number(Math.round(mark.lag_s * 10) / 10)} s behind`);
+
+function graph(s, rates) {
+  // Columns by the longest way from an injector; a box for each, coloured by how far behind its low watermark is.
+  const nodes = Object.entries(s.graph);
+  const depths = {};
+  const depth = (name) => (depths[name] ??= 1 + Math.max(-1, ...s.graph[name].reads.map(depth)));
+  const columns = [];
+  for (const [name] of nodes) (columns[depth(name)] ??= []).push(name);
+  const [wide, high, gapX, gapY] = [180, 58, 60, 18];
+  const at = {};
+  columns.forEach((names, x) => names.forEach((name, y) => { at[name] = [10 + x * (wide + gapX), 10 + y * (high + gapY)]; }));
+  const width = 20 + columns.length * (wide + gapX) - gapX;
+  const height = 20 + Math.max(...columns.map((names) => names.length)) * (high + gapY) - gapY;
+  const edges = nodes.flatMap(([name, one]) => one.reads.map((from) => {
+    const [x1, y1, x2, y2] = [at[from][0] + wide, at[from][1] + high / 2, at[name][0], at[name][1] + high / 2];
+    return svg("path", { class: "edge", d: `M${x1},${y1} C${x1 + gapX / 2},${y1} ${x2 - gapX / 2},${y2} ${x2},${y2}` });
+  }));
+  const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}\u2026` : text);
+  const boxes = nodes.map(([name, one]) => {
+    const [x, y] = at[name];
+    const mark = s.low_watermarks[name];
+    const rate = one.kind === "sink" ? "" : rates[name] === undefined ? "" : `${number(rates[name])}/s`;
+    const lines = [[short(name, 22), 18, "name"], [lagText(mark), 35, "faint"], [rate, 50, "faint"]];
+    const box = svg("g", { class: `box ${one.kind} ${lagClass(mark)}` },
+      svg("title", {}, document.createTextNode(`${one.kind} ${name}`)),
+      svg("rect", { x, y, width: wide, height: high, rx: 4 }),
+      ...lines.map(([text, dy, kind]) => svg("text", { x: x + 10, y: y + dy, class: kind }, document.createTextNode(text))));
+    return one.kind === "sink" ? box : svg("a", { href: `?name=${encodeURIComponent(name)}`, "data-key": name, "aria-label": `what holds ${name}` }, box);
+  });
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "graph" },
+    svg("svg", { class: "graph", width, height, viewBox: `0 0 ${width} ${height}`, role: "group" }, ...edges, ...boxes));
+}
+
 function millwheel() {
   page.append(el("h1", {}, "MillWheel"));
+  let before = null;
+  let rates = {};
+  const say = (text) => draw("told", el("p", { role: "status" }, text));
   stream((told) => {
     if (!told.status) {
       draw("none", el("p", { class: "faint" }, "No run of MillWheel was named: photon console --millwheel WORK."));
       return;
     }
     const s = told.status;
-    draw("head", el("p", {}, `${s.topology}, ${s.workers} workers, ${s.restarts} restarts`));
-    const behind = (mark) => (mark.lag_s > 60 ? "bad" : mark.lag_s > 10 ? "" : "good");
+    if (before && s.seconds > before.seconds) {
+      const took = s.seconds - before.seconds;
+      const more = (name) => (s.counts[name]?.records || 0) - (before.counts[name]?.records || 0);
+      rates = Object.fromEntries(Object.keys(s.low_watermarks).map((name) => [name, Math.max(0, Math.round(more(name) / took))]));
+    }
+    before = s;
+    draw("head", el("p", {}, `${s.topology.split(" ")[0]}, ${s.workers} workers, ${s.restarts} restarts`));
+    draw("graph", card("Graph", graph(s, rates)));
+    const behind = (mark) => ({ bad: "bad", good: "good" })[lagClass(mark)] || "";
     draw("stages", card("Computations", table(["", "low watermark", "behind now", "records", "produced", "late", "dead letters"],
       Object.entries(s.low_watermarks).map(([name, mark]) => {
         const counts = s.counts[name] || {};
@@ -383,6 +435,12 @@ function millwheel() {
       }))));
     if (told.why) draw("why", card(`What holds ${query.get("name")}`, told.why.error ? el("p", {}, told.why.error) : table(["computation", "worker", "low watermark", "held by"],
       told.why.chain.map((one) => [one.name, String(one.worker ?? ""), one.low_watermark_us === null ? "none" : when(one.low_watermark_us), el("code", {}, held(one))]))));
+    const kill = (worker) => el("button", { class: "danger", "data-key": `kill-${worker}`, onclick: async () => {
+      const done = await act("kill-worker", { worker });
+      say(done.told || done.error);
+    } }, `Kill worker ${worker}`);
+    draw("workers", card("Workers", table(["worker", "process", "sequencer", "bytes not acknowledged", ""],
+      Object.entries(s.processes).map(([worker, one]) => [worker, String(one.pid), one.sequencer, one.unacked_bytes, told.acts.includes("kill-worker") ? kill(worker) : ""]))));
   });
 }
 
