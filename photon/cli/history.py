@@ -1,4 +1,4 @@
-"""`photon millwheel history` and `verify`: a topology over logs that are there, on Spark (docs/spark.md)."""
+"""`photon millwheel history` and `verify`: a topology over logs that are there (docs/millwheel.md)."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""`photon millwheel history`: a topology over logs that are there, on Spark (docs/spark.md).
+"""`photon millwheel history`: a topology over logs that are there, on Spark (docs/millwheel.md).
 
 A job for the lines of all logs, then one for each computation in the order of the graph, whose inputs are
 shuffled by key and sorted by time. What a job made stands in a table of Parquet before the next one begins,
@@ -33,7 +33,7 @@ from photon.core.clock import SystemClock
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
-from photon.logs.files import SeenFile, end_of_last_line, pack_file_state
+from photon.logs.files import FileState, SeenFile, end_of_last_line, pack_file_state
 from photon.logs.inventory import read_by_others
 from photon.logs.packed import is_packed
 from spark.backfill.run import send_adapter
@@ -81,10 +81,20 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A file of a disk, and how far it is to be read: an archive to its end."""
+    """A file of a disk, as it was when it was looked at. `size`: how far it is read; `state`: as a run
+    remembers it then, but for what is in an archive."""
 
     seen: SeenFile
     size: int
+    state: FileState
+
+    @property
+    def packed(self) -> bool:
+        return is_packed(self.seen.name)
+
+    @property
+    def path(self) -> str:
+        return os.path.abspath(self.seen.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,7 @@ class Recomputed:
         self._told: list[Told] = []
         self.marks: dict[str, int] = {}
         logs = [log for of_one in self._logs.values() for log in of_one]
-        size = sum(log.size * (_PACKED_BY if is_packed(log.seen.name) else 1) for log in logs)
+        size = sum(log.size * (_PACKED_BY if log.packed else 1) for log in logs)
         size += sum(map(self._remote_bytes, self._uris.values()))
         least = 2 * session.sparkContext.defaultParallelism
         self.parts = min(_PARTS_MAX, max(least, 1 + size // _PART_BYTES))
@@ -148,22 +158,26 @@ class Recomputed:
         return {name: counts.get(name, {}) for name in self.plan.sources}
 
     def files(self) -> dict[str, list[tuple[int, bytes]]]:
-        """As Left has them. StorageError."""
-        ends: dict[str, tuple[int, int]] = {}
-        for one in self._told:
-            newest, end = ends.get(one.log, (BEFORE, 0))
-            ends[one.log] = max(newest, one.newest), max(end, one.end)
+        """As Left has them."""
         files: dict[str, list[tuple[int, bytes]]] = {}
         for name, logs in self._logs.items():
             if name not in self._order.inputs:
+                reached = self._reached(name)
                 files[name] = []
-                for number, log in enumerate(logs):
-                    newest, end = ends.get(_path(log), (BEFORE, 0))
-                    with storage_errors(Path(log.seen.path)):
-                        offset = end if is_packed(log.seen.name) else log.size
-                        state = read_by_others(log.seen, offset, number)
+                for log in logs:
+                    newest, end = reached.get(log.path, (BEFORE, 0))
+                    state = read_by_others(log.seen, end, log.state.number) if log.packed else log.state
                     files[name].append((newest, pack_file_state(state)))
         return files
+
+    def _reached(self, injector: str) -> dict[str, tuple[int, int]]:
+        """Of each log the newest time in it, and where its last whole line ends."""
+        reached: dict[str, tuple[int, int]] = {}
+        for one in self._told:
+            if one.name == injector and one.log:
+                newest, end = reached.get(one.log, (BEFORE, 0))
+                reached[one.log] = max(newest, one.newest), max(end, one.end)
+        return reached
 
     def _remote_bytes(self, uris: Sequence[str]) -> int:
         if not uris:
@@ -176,7 +190,7 @@ class Recomputed:
     def _read(self) -> None:
         frames = []
         for name in self.plan.injectors:
-            files = [LogFile(_path(log), log.size) for log in self._logs[name]]
+            files = [LogFile(log.path, log.size, inode=log.seen.inode) for log in self._logs[name]]
             skew = self.plan.topology.injectors[name].skew_max_s
             make = partial(parsing, self._work, name, SystemClock().now_us() + round(skew * 1e6))
             logs = LogSet(self._uris[name], Settings(logs=READING), make, not self._order.goes_on)
@@ -200,16 +214,14 @@ class Recomputed:
         self._told = [told(row.blob) for row in self.rows(TOLD).collect()]
 
     def _low(self, name: str) -> int:
+        """Where its low watermark is, of logs that go on."""
         injector = self.plan.topology.injectors[name]
-        newest = {one.log: BEFORE for one in self._told}
-        for one in self._told:
-            newest[one.log] = max(one.newest, newest[one.log])
-        if name in self._order.inputs:
-            found = [newest[one.log] for one in self._told if one.name == name]
-            return max(BEFORE, max(found, default=BEFORE) - round(injector.lateness_s * 1e6))
-        logs = list(enumerate(self._logs[name]))
-        states = [read_by_others(log.seen, 0, number) for number, log in logs]
-        return low_of(injector, states, {number: newest.get(_path(log), BEFORE) for number, log in logs})
+        newest = {log: newest for log, (newest, _) in self._reached(name).items()}
+        if name in self._order.inputs:  # nobody goes on with these
+            return max(BEFORE, max(newest.values(), default=BEFORE) - round(injector.lateness_s * 1e6))
+        logs = self._logs[name]
+        numbers = {log.state.number: newest.get(log.path, BEFORE) for log in logs}
+        return low_of(injector, [log.state for log in logs], numbers)
 
 
 def check_new(out: Path) -> None:
@@ -283,23 +295,21 @@ def _logs_of(
         uris[name] = [pattern for pattern in given if is_uri(pattern)]
         local = tuple(pattern for pattern in given if not is_uri(pattern))
         files = files_of(replace(injector, paths=local))
-        logs[name] = [_Log(seen, _read_to(seen, goes_on)) for seen in files]
+        logs[name] = [_log(seen, number, goes_on) for number, seen in enumerate(files)]
     if not any(logs.values()) and not any(uris.values()):
         patterns = [p for name, of in topology.injectors.items() for p in inputs.get(name, of.patterns)]
         raise UsageError(f"no file matches {', '.join(map(repr, patterns)) or 'anything'}; check --input")
     return logs, uris
 
 
-def _read_to(seen: SeenFile, goes_on: bool) -> int:
-    """Of a log that goes on, its whole lines. StorageError."""
-    if not goes_on or is_packed(seen.name):
-        return seen.size
-    with storage_errors(Path(seen.path)), open(seen.path, "rb") as file:
-        return end_of_last_line(file.fileno(), seen.size)
-
-
-def _path(log: _Log) -> str:
-    return os.path.abspath(log.seen.path)
+def _log(seen: SeenFile, number: int, goes_on: bool) -> _Log:
+    """StorageError."""
+    size = seen.size
+    with storage_errors(Path(seen.path)):
+        if goes_on and not is_packed(seen.name):
+            with open(seen.path, "rb") as file:
+                size = end_of_last_line(file.fileno(), seen.size)
+        return _Log(seen, size, read_by_others(seen, size, number))
 
 
 def _write_sinks(made: Recomputed, directory: Path) -> dict[str, int]:

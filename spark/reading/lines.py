@@ -3,6 +3,7 @@
 Packed columns become Arrow arrays without a Python statement for each row.
 """
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,13 +42,15 @@ _PIECE_BYTES: Final = 1 << 16
 class LogFile:
     """A log on a disk that every executor sees: its first `size` bytes are read, from `start` on.
 
-    What a log that grows has gained since is left for the next time. `number`: the caller's own.
+    What a log that grows has gained since is left for the next time. `number`: the caller's own. `inode`: of
+    one that may be rotated meanwhile, and is read under the name that it has in its directory by then.
     """
 
     name: str
     size: int
     start: int = 0
     number: int = 0
+    inode: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +131,27 @@ def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, 
     archive. StorageError if the file can't be read.
     """
     try:
-        if not is_packed(one.file.name):
-            yield from _chunks(one.file.name, one, settings, unended)
+        name = _name_now(one.file)
+        if not is_packed(name):
+            yield from _chunks(name, one, settings, unended)
             return
-        with _unpacked(one.file.name) as (path, size):
+        with _unpacked(name) as (path, size):
             yield from _chunks(path, Range(one.file, one.start, size), settings, True, size)
     except OSError as error:
         reason = error.strerror or str(error)
         raise StorageError(f"{one.file.name} cannot be read ({reason}); see to it and ask again") from error
+
+
+def _name_now(file: LogFile) -> str:
+    """OSError; FileNotFoundError of one that has none any more."""
+    with suppress(FileNotFoundError):
+        if not file.inode or os.stat(file.name).st_ino == file.inode:
+            return file.name
+    with os.scandir(os.path.dirname(file.name) or ".") as entries:
+        for entry in entries:
+            if entry.inode() == file.inode:
+                return entry.path
+    raise FileNotFoundError(errno.ENOENT, "it was replaced, or packed, meanwhile", file.name)
 
 
 def _chunks(

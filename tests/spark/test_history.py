@@ -17,11 +17,15 @@ from millwheel import TopologyError
 from millwheel.history import NAME as LEFT
 from millwheel.sinks import complete_files
 from millwheel.testing import in_order, oracle
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.errors import CorruptStateError, StorageError, UsageError
+from photon.core.settings import Settings
+from spark.reading.lines import LogFile, Range, chunks_of
 from tests.spark.histories import COUNTS, NAME, ROOT, SECOND, VISITS, clicks
 from tests.waiting import wait_until
 
 pytest.importorskip("pyspark")
+import spark.history.run
+
 SINKS = ("windows", "sessions", "lengths")
 DAY = 86_400 * SECOND
 
@@ -122,8 +126,8 @@ def test_what_sinks_have_is_held_against_the_logs(here, on_session, photon):
 
 @pytest.mark.spark
 @pytest.mark.cluster
-def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, photon):
-    """Archives, a log that grows, its rotation, a new log; late lines up to the lateness."""
+def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, photon, monkeypatch):
+    """Archives, a log that grows, its rotation while it is read, a new log; late lines up to the lateness."""
     lines = clicks(random.Random(7), 6000, users=30, seconds=1200)
     old, new = lines[:4000], lines[4000:]
     cut = old[-1]["ts"] - 2 * SECOND
@@ -134,14 +138,22 @@ def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, phot
     write("a.jsonl", old[2000:])
     with open("logs/a.jsonl", "ab") as file:
         file.write(b'{"user":"half')
-    status, said, errors = photon("millwheel", "history", NAME + "COUNTS", "--out", "old", "--goes-on")
+
+    def looked(order, look=spark.history.run.look):
+        found = look(order)
+        with open("logs/a.jsonl", "ab") as file:
+            file.write(b'way","ts":%d,"what":"x"}\n' % old[-1]["ts"])
+        write("a.jsonl", late, "ab")
+        os.rename("logs/a.jsonl", "logs/a.jsonl.2")
+        os.rename("logs/a.jsonl.1.gz", "logs/a.jsonl.3.gz")
+        write("a.jsonl", new[::2])
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spark.history.run.look", looked)
+        status, said, errors = photon("millwheel", "history", NAME + "COUNTS", "--out", "old", "--goes-on")
     assert (status, errors) == (0, "")
     assert "low watermark 1970-01-01T" in said
-    with open("logs/a.jsonl", "ab") as file:
-        file.write(b'way","ts":%d,"what":"x"}\n' % old[-1]["ts"])
-    write("a.jsonl", late, "ab")
-    os.rename("logs/a.jsonl", "logs/a.jsonl.2")
-    write("b.jsonl", new[::2], "ab")
     write("c.jsonl", new[1::2])
     killed = run_command("COUNTS", "--workers", "2", "--history", "old")
     wait_until(lambda: (here / "work/state").exists())
@@ -157,6 +169,19 @@ def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, phot
         assert in_order({sink: before + after}) == in_order({sink: expected[sink]})
     status, said, _ = photon("millwheel", "verify", NAME + "COUNTS", "--history", "old")
     assert (status, said.count("ok:")) == (0, 3)
+
+
+def test_a_log_is_read_under_the_name_that_it_has_by_then(tmp_path):
+    first, second = tmp_path / "a.jsonl", tmp_path / "a.jsonl.1"
+    first.write_text('{"a":1}\n')
+    log = LogFile(str(first), 8, inode=first.stat().st_ino)
+    first.rename(second)
+    first.write_text('{"b":2}\n{"b":3}\n')
+    [(path, chunk)] = chunks_of(Range(log, 0, 8), Settings().logs, False)
+    assert (path, chunk.data) == (str(second), b'{"a":1}\n')
+    second.unlink()
+    with pytest.raises(StorageError, match="it was replaced, or packed, meanwhile"):
+        list(chunks_of(Range(log, 0, 8), Settings().logs, False))
 
 
 def test_what_can_be_no_history_is_refused_before_spark_starts(here, photon, requirements):
