@@ -11,8 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -33,7 +34,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.millwheel_topologies import CACHED
 from benchmarks.peer_runs import Peer, PeerRun, chosen, interpreters, missing, run_peer
-from photon.cluster.wheels import ask
+from photon.cluster.wheels import DEPLOY_S, ask
 from photon.core.errors import PhotonError
 from photon.dev.demo import odd_windows
 
@@ -286,6 +287,48 @@ def cache(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
     return [row | {"cpu": round(row["cpu_s"] / most, 2)} for row in rows]
 
 
+def recovery(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
+    """Lines that come one by one while a worker of two is killed, or new code is deployed, each with a share
+    of so many keys, a state and a timer each: the longest that a line waited, and how many waited over 0.1 s.
+    """
+    rows: list[Row] = []
+
+    def kill(process: "subprocess.Popen[bytes]", _: Path) -> None:
+        psutil.Process(process.pid).children()[-1].send_signal(signal.SIGKILL)
+
+    def deploy(_: "subprocess.Popen[bytes]", work: Path) -> None:
+        ask(work, "deploy", timeout_s=DEPLOY_S)
+
+    for fault, does in {"none": None, "a worker is killed": kill, "new code": deploy}.items():
+        tell(f"recovery, {plan.lines:,} keys, {fault}")
+        directory = fresh(plan.directory / "live")
+        (directory / "logs").mkdir()
+        now = time.time_ns() // 1_000
+        with (directory / "logs" / "keys.jsonl").open("w") as log:
+            log.writelines(f'{{"key": "key-{n}", "ts_us": {now}, "n": -2}}\n' for n in range(plan.lines))
+        with running(directory, "WAITING", 2, "--follow") as process:
+            _await_keys(directory / "work", plan.lines)
+            live = Live(directory)
+            live.run(plan.live_seconds, "echo", partial(does, process, directory / "work") if does else int)
+            process.send_signal(signal.SIGTERM)
+            restarts = finish(process)["restarts"]
+        waited = live.latencies_ms()
+        row: Row = {"fault": fault, "keys": plan.lines, "restarts": restarts}
+        row |= percentiles(waited, (50,)) | {"longest_ms": round(max(waited))}
+        rows.append(row | {"lines_over_100_ms": sum(one > 100 for one in waited), "lines": len(waited)})
+    return rows
+
+
+def _await_keys(work: Path, keys: int) -> None:
+    deadline = time.monotonic() + START_S_MAX + keys / 10_000
+    while time.monotonic() < deadline:
+        with suppress(PhotonError):
+            if ask(work, "status")["counts"].get("echo", {}).get("records", 0) >= keys:
+                return
+        time.sleep(0.2)
+    raise BenchError(f"{keys:,} keys were not read in time")
+
+
 class Live:
     """A log that grows by a line each millisecond, and the sink's files, read as they grow."""
 
@@ -296,8 +339,9 @@ class Live:
         self.lags_ms: list[float] = []
         self._over = threading.Event()
 
-    def run(self, seconds: float, last: str) -> None:
-        """BenchError unless each line arrives once. The first second is no part of the figures."""
+    def run(self, seconds: float, last: str, halfway: Callable[[], object] = lambda: None) -> None:
+        """BenchError unless each line arrives once. The first second is no part of the figures. `halfway`: is
+        done beside it."""
         watcher = threading.Thread(target=self._watch, args=(last,))
         with (self._directory / "logs" / "a.jsonl").open("wb", buffering=0) as log:
             self._await_start(log)
@@ -311,6 +355,8 @@ class Live:
                     now = time.time_ns()
                     log.write(b'{"key": "key-%d", "ts_us": %d, "n": %d}\n' % (n % 500, now // 1_000, n))
                     self.sent.append(now)
+                    if n == round(seconds * LIVE_LINES_PER_S) // 2:
+                        threading.Thread(target=halfway).start()
                 deadline = time.monotonic() + START_S_MAX
                 while len(self._got) < len(self.sent) and time.monotonic() < deadline:
                     time.sleep(0.01)
@@ -440,6 +486,7 @@ PARTS: Final[dict[str, Callable[[Plan, Callable[[str], object]], list[Row]]]] = 
     "throughput": throughput,
     "latency": latency,
     "cache": cache,
+    "recovery": recovery,
 }
 
 

@@ -51,6 +51,16 @@ class Relay(Echo):
         ctx.produce(self._stream, record.value)
 
 
+class Waiting(Echo):
+    """As Echo, with a timer a key that never fires; of numbers below -1 it says nothing."""
+
+    def process_record(self, record: Record, ctx: Context[int]) -> None:
+        ctx.state += 1
+        ctx.set_timer("far", 1 << 61)
+        if record.value >= -1:
+            ctx.produce(self._stream, record.value)
+
+
 def _logs(lateness_s: float) -> dict[str, Logs]:
     return {"events": Logs("logs/*.jsonl", "ts_us", lateness_s=lateness_s)}
 
@@ -92,3 +102,4 @@ def _three_stages(kind: type[Echo], **how: Any) -> Topology:
 _WEAK: Final[dict[str, Any]] = {"exactly_once": False, "productions": "weak"}
 STAGE, STAGES = _one_stage(Echo), _three_stages(Echo)
 WEAK_STAGE, WEAK_STAGES = _one_stage(Relay, **_WEAK), _three_stages(Relay, **_WEAK)
+WAITING = _one_stage(Waiting)

@@ -16,7 +16,7 @@ import photon
 from photon.core.errors import UsageError
 
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
-MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache")
+MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache", "recovery")
 REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover", "sets", "size")
 KAFKA_PARTS: Final = ("catch-up", "live", "killed")
 PEERS: Final = ("spark", "pathway", "duckdb")
@@ -155,8 +155,8 @@ def _millwheel(
 
     throughput: counts by key and second, in columns and a record at a time, and Zeitgeist, on logs of several
     shapes, also while workers are killed. latency: 1,000 lines/s, from a line's write to the sink's line.
-    cache: CPU by the number of keys in memory. --peers: the same counts by other engines, and by them after a
-    SIGKILL half way.
+    cache: CPU by the number of keys in memory. recovery: how long lines wait while a worker with half of all
+    keys is killed. --peers: the same counts by other engines, and by them after a SIGKILL half way.
     """
     benchmark = load_benchmarks("millwheel")
     report = benchmark.run(benchmark.Plan.of(**plan), only, peers, pythons, _measuring)

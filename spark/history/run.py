@@ -30,7 +30,7 @@ from millwheel.history import Left, files_of, low_of
 from millwheel.sinks import complete, write_manifest
 from millwheel.topology import DEAD_LETTERS, Topology, load_topology
 from photon.core.clock import SystemClock
-from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
 from photon.logs.files import FileState, SeenFile, end_of_last_line, pack_file_state
@@ -225,41 +225,40 @@ class Recomputed:
 
 
 def check_new(out: Path) -> None:
-    """UsageError: nothing is ever overwritten."""
-    if out.exists() and any(out.iterdir()):
+    """UsageError: nothing is overwritten but what a history left that was cut off."""
+    if out.exists() and any(out.iterdir()) and not (out / _WORK).exists():
         raise UsageError(f"--out {out}: there is something; name a new directory")
 
 
 def recompute(session: SparkSession, found: Found, out: Path) -> dict[str, Any]:
     """All outputs in a new directory; and, of logs that go on, what a run has to know. The summary.
 
-    SparkFailedError, StorageError.
+    They are made below OUT/.work, and moved when all are there; the note for a run comes last.
+    LockedError, SparkFailedError, StorageError.
     """
     began, order = time.monotonic(), found.order
+    check_new(out)
     work = out / _WORK
-    made = Recomputed(session, found, work)
-    try:
-        made.run()
-        lines = _write_sinks(made, out / history.SINKS)
-        if order.goes_on:
+    with DirectoryLock(work):
+        for left in (out / history.SINKS, out / history.STATE, *filter(Path.is_dir, work.iterdir())):
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            made = Recomputed(session, found, work)
+            made.run()
+            lines = _write_sinks(made, work / history.SINKS)
             with spark_failures():
-                state = str((out / history.STATE).absolute())
-                made.rows(STATE).select("blob").write.parquet(state)
-        counts = made.counts
-        kept = {name: {**of_name, "dead_letters": 0} for name, of_name in counts.items()}
-        left = Left(
-            topology=order.topology,
-            goes_on=order.goes_on,
-            numbers=made.numbers,
-            marks=made.marks,
-            counts=kept,
-            files=made.files() if order.goes_on else {},
-        )
-        os.sync()  # what Spark wrote, before it counts
-        with storage_errors(out):
-            write_file(out / history.NAME, msgspec.json.encode(left))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+                if order.goes_on:
+                    state = made.rows(STATE).select("blob")
+                    state.write.parquet(str((work / history.STATE).absolute()))
+            os.sync()  # what Spark wrote, before it counts
+            with storage_errors(out):
+                for name in (history.SINKS, history.STATE):
+                    if (work / name).exists():
+                        (work / name).rename(out / name)
+                write_file(out / history.NAME, msgspec.json.encode(_left(made, order)))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    counts = made.counts
     return {
         "seconds": round(time.monotonic() - began, 3),
         "counts": counts,
@@ -268,6 +267,18 @@ def recompute(session: SparkSession, found: Found, out: Path) -> dict[str, Any]:
         "dead_letters": sum(count.get("dead_letters", 0) for count in counts.values()),
         "goes_on": order.goes_on,
     }
+
+
+def _left(made: Recomputed, order: Order) -> Left:
+    """Its dead letters are told already, and not a run's."""
+    return Left(
+        topology=order.topology,
+        goes_on=order.goes_on,
+        numbers=made.numbers,
+        marks=made.marks,
+        counts={name: {**of_name, "dead_letters": 0} for name, of_name in made.counts.items()},
+        files=made.files() if order.goes_on else {},
+    )
 
 
 def check(topology: Topology, inputs: Mapping[str, object]) -> None:

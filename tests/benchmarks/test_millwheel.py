@@ -114,6 +114,18 @@ def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
     assert "watermark" in text({"latency": rows})
 
 
+@pytest.mark.long
+def test_lines_wait_while_a_worker_with_its_keys_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(millwheel, "LIVE_LINES_PER_S", 100)
+    rows = millwheel.recovery(replace(Plan(tmp_path), lines=2_000, live_seconds=3.0), lambda _: None)
+    assert [(row["fault"], row["restarts"]) for row in rows] == [
+        ("none", 0),
+        ("a worker is killed", 1),
+        ("new code", 0),
+    ]
+    assert all(row["lines"] == 200 and row["longest_ms"] >= row["p50_ms"] for row in rows)
+
+
 def test_a_sink_file_that_comes_later_is_read_too(tmp_path):
     live = Live(tmp_path)
     out = tmp_path / "out" / "echoed"

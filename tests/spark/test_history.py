@@ -17,6 +17,7 @@ from millwheel import TopologyError
 from millwheel.history import NAME as LEFT
 from millwheel.sinks import complete_files
 from millwheel.testing import in_order, oracle
+from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.settings import Settings
 from spark.reading.lines import LogFile, Range, chunks_of
@@ -122,6 +123,29 @@ def test_what_sinks_have_is_held_against_the_logs(here, on_session, photon):
     assert status == 1
     assert re.search(r"windows +WRONG: 1 lines missing, 2 too many", said)
     assert re.search(r"sessions +ok", said)
+
+
+@pytest.mark.spark
+def test_a_history_that_was_cut_off_is_made_anew_and_one_at_a_time(here, on_session, photon, monkeypatch):
+    write("a.jsonl", clicks(random.Random(2), 300))
+    asked = ("millwheel", "history", NAME + "COUNTS", "--out", "old")
+
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spark.history.run._left", cut_off)  # all is there but the note
+        patched.setattr("spark.history.run.shutil.rmtree", lambda *_, **__: None)  # as after SIGKILL
+        assert photon(*asked)[0] == 130
+    assert sorted(path.name for path in (here / "old").iterdir()) == [".work", "sinks"]
+    with DirectoryLock(here / "old/.work"):
+        status, _, errors = photon(*asked)
+        assert (status, "another process works" in errors) == (1, True)
+    assert photon(*asked)[0] == 0
+    assert sorted(path.name for path in (here / "old").iterdir()) == [LEFT, "sinks"]
+    assert len(lines_in(here / "old/sinks/sessions")) == len(
+        oracle(COUNTS, {"clicks": clicks(random.Random(2), 300)})["sessions"]
+    )
 
 
 @pytest.mark.spark
