@@ -99,12 +99,14 @@ def files_of(injector: Logs) -> list[SeenFile]:
 
 
 def low_of(injector: Logs, states: Sequence[FileState], newest: Mapping[int, int]) -> int:
-    """What can be promised for logs that go on: of each that may, that it is as far as its newest line, less
-    `lateness_s`. `newest`: by the number of the file."""
+    """What can be promised of logs that go on, as a run does that has just read them: all are as far as the
+    newest line; with `silent="hold"` each as its own; less `lateness_s`. `newest`: by number of the file."""
     if any(not find([glob]) for glob in injector.expected):
         return BEFORE
-    stands: dict[int, int] = {}
-    for number, log in stand_for(states, injector.log).items():
-        stands[log] = max(newest.get(number, BEFORE), stands.get(log, BEFORE))
-    least = min(stands.values(), default=max(newest.values(), default=BEFORE))
-    return max(BEFORE, least - round(injector.lateness_s * 1e6))
+    low = max(newest.values(), default=BEFORE)
+    if injector.silent == "hold":
+        stands: dict[int, int] = {}
+        for number, log in stand_for(states, injector.log).items():
+            stands[log] = max(newest.get(number, BEFORE), stands.get(log, BEFORE))
+        low = min(stands.values(), default=low)
+    return max(BEFORE, low - round(injector.lateness_s * 1e6))

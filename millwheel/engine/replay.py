@@ -126,13 +126,18 @@ class KeyedByTime(Keyed):
         ways = {number: self._recording(number, []) for number, _ in inputs}
         ways |= {_timers(clock): self._firing(clock, []) for clock in (WATERMARK, WALL)}
 
+        fired = 0
+
         def agenda() -> Iterator[tuple[int, Any]]:
+            nonlocal fired
+            fired = 0
             for number, row in in_order:
                 key, time = row[0], row[1]
                 upto = min(time, low)
                 while self.due.next_of(key) <= upto:
                     clock, one = self._next(key)
                     self.low_watermark = self.now = one.time
+                    fired += 1
                     yield _timers(clock), one
                 self.low_watermark = self.now = upto
                 yield number, row
@@ -144,6 +149,7 @@ class KeyedByTime(Keyed):
             ways[item[0]][1](item[1], reason)
 
         self._each(agenda, call, bury)
+        self.counts["timers"] += fired
 
     def _next(self, key: str) -> tuple[int, Firing]:
         """The key's next timer, and its clock."""

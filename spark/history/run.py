@@ -218,7 +218,7 @@ class Recomputed:
         injector = self.plan.topology.injectors[name]
         newest = {log: newest for log, (newest, _) in self._reached(name).items()}
         if name in self._order.inputs:  # nobody goes on with these
-            return max(BEFORE, max(newest.values(), default=BEFORE) - round(injector.lateness_s * 1e6))
+            return low_of(replace(injector, silent="advance"), [], dict(enumerate(newest.values())))
         logs = self._logs[name]
         numbers = {log.state.number: newest.get(log.path, BEFORE) for log in logs}
         return low_of(injector, [log.state for log in logs], numbers)

@@ -13,13 +13,16 @@ import time
 
 import pytest
 
-from millwheel import TopologyError
+from millwheel import Logs, TopologyError
+from millwheel.computation import BEFORE
 from millwheel.history import NAME as LEFT
+from millwheel.history import low_of
 from millwheel.sinks import complete_files
 from millwheel.testing import in_order, oracle
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.settings import Settings
+from photon.logs.files import FileState
 from spark.reading.lines import LogFile, Range, chunks_of
 from tests.spark.histories import COUNTS, NAME, ROOT, SECOND, VISITS, clicks
 from tests.waiting import wait_until
@@ -259,6 +262,20 @@ def test_a_run_takes_up_a_history_of_its_own_topology_before_it_begins(here, on_
     shutil.rmtree("out")
     run("COUNTS", "--work", "other")
     assert "has begun without a history" in refused("COUNTS", "old", "other")
+
+
+def test_a_low_watermark_ends_where_a_run_that_has_read_the_logs_would_be(tmp_path):
+    states = [FileState(n, name, name, 1, n) for n, name in enumerate(("a", "a.1", "b.gz", "c", "d"))]
+    newest = {0: 90, 1: 95, 2: 10, 3: 70}
+
+    def low(newest=newest, **how):
+        return low_of(Logs("*", "t", lateness_s=1e-5, **how), states, newest)
+
+    assert low() == 95 - 10
+    assert low(silent="hold") == BEFORE  # nothing was ever in d
+    assert low({**newest, 4: 80}, silent="hold") == 70 - 10
+    assert low(expected=(f"{tmp_path}/x",)) == BEFORE
+    assert low({}) == BEFORE
 
 
 def test_a_damaged_note_of_a_history_is_told(tmp_path):

@@ -57,6 +57,8 @@ def test_it_is_what_one_worker_makes_of_all_lines_by_time(name, seed, monkeypatc
     assert counts["clicks"] == {"records": 200, "dead_letters": 0}
     assert sum(count["dead_letters"] for count in counts.values()) == len(lines_of(rows, DEAD_LETTERS))
     assert all(count.get("late", 0) == 0 for count in counts.values())
+    if name == "VISITS":  # whose timers make a visit each
+        assert counts["visits"]["timers"] == counts["visits"]["produced"] == len(expected["visits"])
 
 
 def gone_on(monkeypatch, topology, rows, marks):
