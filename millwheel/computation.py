@@ -156,7 +156,8 @@ class Computation(Generic[S]):
 
     state: ClassVar[Any] = dict
     asks_outside: ClassVar[bool] = False
-    """What it does hangs on more than its records: it can't be computed again from logs (spark.history)."""
+    """It asks, or tells, something outside. It gets no record that may be another one after a crash, and
+    can't be computed again from logs (spark.history)."""
 
     def process_record(self, record: Record, ctx: Context[S]) -> None:
         raise NotImplementedError

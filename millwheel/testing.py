@@ -135,6 +135,8 @@ class Bench:
             assert changes is not None
             self._wheel._store.commit(changes)
             release = self._wheel.committed()
+            for _, frame in release.frames:
+                self._wheel.receive(frame)
             for of_sink in [*self._wheel.early().lines, *release.lines]:
                 self.sinks[of_sink.sink] += _objects(of_sink.lines)
             moved = self._authority.report(0, 1, release.lows)

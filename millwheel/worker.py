@@ -318,7 +318,9 @@ class Worker:
 
     def _hand_on(self, frames: list[tuple[int, Frame]], lines: list[Lines]) -> None:
         for worker, frame in frames:
-            if worker in self._out:
+            if worker == self._me:
+                self._wheel.receive(frame)
+            elif worker in self._out:
                 self._send(self._out[worker], links.FRAME, encode_frame(frame))
         for of_sink in lines:
             self._sinks[of_sink.sink, self._me].append(of_sink)

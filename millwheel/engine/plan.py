@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from millwheel.computation import Computation
+from millwheel.engine.records import opener
 from millwheel.engine.store import NAMES, STATE, node_rows
 from millwheel.errors import TopologyError
 from millwheel.topology import DEAD_LETTERS, Input, LogSink, Node, Topology, decoder_of
@@ -46,7 +47,10 @@ class Plan:
                 self.inputs[number] = (name, read, kind)
                 self.readers[read.stream].append(number)
             self.makers[name] = sorted({makers[read.stream] for read in reads})
-        self.kinds = kinds
+        self.openers = {
+            stream: opener(decoder_of(kind), msgspec.json.decode) for stream, kind in kinds.items()
+        }
+        """Of values of a stream as they travel."""
 
     @property
     def sources(self) -> list[str]:

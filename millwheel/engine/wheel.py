@@ -7,7 +7,8 @@ Everything that a turn does to all stages of the worker is one commit: records c
 positions of logs, records for other workers, lines for sinks. A record that goes from one stage to the next
 within the worker is consumed in the commit that has it produced, so nothing of it is stored. One for another
 worker is in the commit before it is sent (a strong production, paper 6.1.2), and is sent again until it is
-acknowledged, which is after it is consumed durably over there. Frames of a lane are numbered; a slot
+acknowledged, which is after it is consumed durably over there. So is one for a computation of the same worker
+that asks outside: done again, the turn could make another one of it. Frames of a lane are numbered; a slot
 remembers the last number that it consumed of each lane, which is all that it takes to know a duplicate (paper
 6.1.1).
 
@@ -35,7 +36,6 @@ from millwheel.engine.records import (
     Slots,
     decode_frame,
     encode_frame,
-    opener,
     rekeyed,
     split_frame,
     together,
@@ -59,7 +59,7 @@ from millwheel.engine.store import (
 )
 from millwheel.engine.watermarks import of_inputs
 from millwheel.engine.weak import UnderWay
-from millwheel.topology import DEAD_LETTERS, Node, decoder_of
+from millwheel.topology import DEAD_LETTERS, Node
 from photon.logs.shares import SLOTS
 
 _lane: Final = msgspec.msgpack.Decoder(Lane).decode
@@ -130,9 +130,6 @@ class Wheel:
         for name, stage in self.stages.items():
             stage.load_timers(store.scan, mine)
             stage.counts.update(self._lane.counts.get(name, {}))
-        self._openers = {
-            stream: opener(decoder_of(kind), msgspec.json.decode) for stream, kind in plan.kinds.items()
-        }
         self._heard: dict[int, _Floors] = {}
         for row, packed in store.scan(HEARD):
             floors = self._floors(row[1])
@@ -410,7 +407,7 @@ class Wheel:
     def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
         """With the keys that the consumer wants."""
         name, read, _ = self.plan.inputs[number]
-        opened = self._openers[stream]
+        opened = self.plan.openers[stream]
         found, wrong = rekeyed(read, opened, records)
         for key, time, reason, value in wrong:
             self.stages[name]._bury(key, time, reason, stream=stream, value=shown_value(opened, value))
@@ -420,14 +417,17 @@ class Wheel:
         """To the stage here, and to other workers. `again`: after a crash they are made again as they are."""
         if not len(records):
             return
-        if self.workers == 1:
+        consumer = self._consumer(number)
+        # What is asked outside is asked for good: not of what may come out otherwise after a crash.
+        held = not again and consumer.computation.asks_outside
+        if self.workers == 1 and not held:
             self._wait(number, records, again)
             return
-        weak = again and not self._consumer(number).exactly_once
+        weak = again and not consumer.exactly_once
         owner = self._owner[self._slots.of(records.names)]
         for worker in np.unique(owner).tolist():
             theirs = records.of_names(owner == worker)
-            if worker == self.me:
+            if worker == self.me and not held:
                 self._wait(number, theirs, again)
             else:
                 parts, lows = self._outgoing[weak].setdefault(worker, ([], {}))

@@ -17,10 +17,10 @@ import pyarrow as pa
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lines import LineParser
 from millwheel.engine.plan import Plan
-from millwheel.engine.records import Part, Records, opener, rekeyed
+from millwheel.engine.records import Part, Records, rekeyed
 from millwheel.engine.replay import Replay, Spread
 from millwheel.engine.stage import Stage, dead_letter, shown_value
-from millwheel.topology import DEAD_LETTERS, decoder_of, load_topology
+from millwheel.topology import DEAD_LETTERS, load_topology
 from photon.core.settings import Logs
 from photon.logs.files import Chunk
 from spark.reading.lines import Parse
@@ -160,9 +160,6 @@ class _Rows:
         self._lines: dict[str, tuple[int, list[bytes]]] = {}
         self._rows: list[tuple[str, int, int, bytes]] = []
         self._bytes = 0
-        self._openers = {
-            stream: opener(decoder_of(kind), msgspec.json.decode) for stream, kind in self._plan.kinds.items()
-        }
 
     def records(self, number: int, records: Records) -> None:
         self._spread.add(number, records)
@@ -218,7 +215,7 @@ class _Rows:
 
     def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
         name, read, _ = self._plan.inputs[number]
-        opened = self._openers[stream]
+        opened = self._plan.openers[stream]
         found, wrong = rekeyed(read, opened, records)
         if wrong:
             self.letters(
