@@ -151,9 +151,9 @@ class DispatcherServer:
         """Serve and work. AddressInUseError before anything is read."""
         self._rpc.start()
         if self._shares is not None:
-            self._shares.start()
-        for worker in self._workers:
-            worker.start()
+            self._shares.start()  # which starts its workers, as it gets shares
+        elif self._worker is not None:
+            self._worker.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True once it was stopped; False after the timeout. Raises what ended it before, if anything did."""

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from dispatcher.server import DispatcherServer
-from dispatcher.shares import Place, Want
+from dispatcher.shares import Place, Shares, Want
 from dispatcher.workers import worker_of
 from photon.core.clock import SystemClock
 from photon.core.errors import CorruptStateError, UnavailableError
@@ -190,6 +190,18 @@ def test_a_machine_that_is_lost_with_its_disk_costs_no_event_and_no_count(machin
     machines.start("a")
     wait_until(lambda: machines.own("a", "b"))
     assert machines.counted() == expected | {"pending": 0, "joined": 400}
+
+
+def test_shares_that_come_before_the_start_is_over_are_worked_on_once(machines, monkeypatch):
+    start = Shares.start
+
+    def start_and_see(shares):
+        start(shares)
+        wait_until(lambda: shares.workers)
+
+    monkeypatch.setattr(Shares, "start", start_and_see)
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one disk", "disks of their own"])
