@@ -16,11 +16,11 @@ from pyarrow import parquet
 from millwheel.computation import BEFORE
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.store import Changes, Lane, lane_row, position_row
-from millwheel.sources import Listed, pack_position, stand_for
+from millwheel.sources import Listed, newest_of_logs, stand_for
 from millwheel.topology import Logs
 from photon.core.disk import storage_errors
 from photon.core.errors import CorruptStateError, UsageError
-from photon.logs.files import FileState, SeenFile, find, unpack_file_state
+from photon.logs.files import FileState, SeenFile, find
 
 NAME: Final = "history.json"
 STATE: Final = "state"
@@ -35,8 +35,8 @@ _rows: Final = msgspec.msgpack.Decoder(dict[bytes, bytes]).decode
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
     """What a history says to a run. `numbers`: as of a Plan; `marks`: low watermarks by source; `files`: of
-    each injector whose logs it read, the newest time of a file and its packed FileState. `goes_on`: timers
-    wait, and the state is there.
+    each injector whose logs it read, the positions of the files by number. `goes_on`: timers wait, and the
+    state is there.
     """
 
     topology: str
@@ -44,7 +44,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, int]
     marks: dict[str, int]
     counts: dict[str, dict[str, int]]
-    files: dict[str, list[tuple[int, bytes]]]
+    files: dict[str, dict[int, bytes]]
 
 
 def load(directory: Path) -> Left:
@@ -73,9 +73,8 @@ def take_up(store: LoggedStore, directory: Path, left: Left) -> None:
             changes = {}
     for name, files in left.files.items():
         injector = left.numbers[f"injector {name}"]
-        for newest, packed in files:  # their numbers are below those that workers give
-            state = unpack_file_state(packed)
-            changes[position_row(injector, state.number)] = pack_position(newest, state)
+        for number, packed in files.items():  # below those that workers give
+            changes[position_row(injector, number)] = packed
     changes[lane_row(0)] = _encode(Lane(marks=left.marks, counts=left.counts))
     store.commit(changes)
 
@@ -105,8 +104,6 @@ def low_of(injector: Logs, states: Sequence[FileState], newest: Mapping[int, int
         return BEFORE
     low = max(newest.values(), default=BEFORE)
     if injector.silent == "hold":
-        stands: dict[int, int] = {}
-        for number, log in stand_for(states, injector.log).items():
-            stands[log] = max(newest.get(number, BEFORE), stands.get(log, BEFORE))
+        stands = newest_of_logs(stand_for(states, injector.log), newest)
         low = min(stands.values(), default=low)
     return max(BEFORE, low - round(injector.lateness_s * 1e6))

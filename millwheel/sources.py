@@ -5,7 +5,7 @@ idle: all that was written up to the last look at it was read. What can't be rea
 its bound.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -241,13 +241,11 @@ class LogSource:
     def _silent(self, behind: set[int]) -> dict[int, int]:
         """Where those logs stand that hold the bound though they were read to their end: at their newest
         line, also of what was rotated away. One of which something is unread is held by that alone."""
-        stands: dict[int, int] = {}
-        if self._injector.silent == "hold" and not self._drain:
-            unread = {self._stand_for.get(number) for number in behind}
-            for number, log in self._stand_for.items():
-                if log not in unread:
-                    stands[log] = max(self._newest.get(number, BEFORE), stands.get(log, BEFORE))
-        return stands
+        if self._injector.silent != "hold" or self._drain:
+            return {}
+        unread = {self._stand_for.get(number) for number in behind}
+        stands = newest_of_logs(self._stand_for, self._newest)
+        return {log: newest for log, newest in stands.items() if log not in unread}
 
     def _await_expected(self) -> bool:
         now = self._clock.now_us()
@@ -291,6 +289,14 @@ def stand_for(files: Iterable[FileState], log: Literal["file", "directory"]) -> 
         for name, number in numbers.items()
         if logs[number] != number or not is_packed(name)
     }
+
+
+def newest_of_logs(logs: Mapping[int, int], newest: Mapping[int, int]) -> dict[int, int]:
+    """Of each log the newest time in its files. `logs`: as of stand_for; `newest`: by number of the file."""
+    stands: dict[int, int] = {}
+    for number, log in logs.items():
+        stands[log] = max(newest.get(number, BEFORE), stands.get(log, BEFORE))
+    return stands
 
 
 def pack_position(newest: int, state: FileState) -> bytes:

@@ -28,12 +28,13 @@ from millwheel.engine.wheel import summed
 from millwheel.errors import TopologyError
 from millwheel.history import Left, files_of, low_of
 from millwheel.sinks import complete, write_manifest
+from millwheel.sources import pack_position
 from millwheel.topology import DEAD_LETTERS, Topology, load_topology
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
-from photon.logs.files import FileState, SeenFile, end_of_last_line, pack_file_state
+from photon.logs.files import FileState, SeenFile, end_of_last_line
 from photon.logs.inventory import read_by_others
 from photon.logs.packed import is_packed
 from spark.backfill.run import send_adapter
@@ -157,17 +158,17 @@ class Recomputed:
         counts = summed([{one.name: one.counts} for one in self._told])
         return {name: counts.get(name, {}) for name in self.plan.sources}
 
-    def files(self) -> dict[str, list[tuple[int, bytes]]]:
+    def files(self) -> dict[str, dict[int, bytes]]:
         """As Left has them."""
-        files: dict[str, list[tuple[int, bytes]]] = {}
+        files: dict[str, dict[int, bytes]] = {}
         for name, logs in self._logs.items():
             if name not in self._order.inputs:
                 reached = self._reached(name)
-                files[name] = []
+                files[name] = {}
                 for log in logs:
                     newest, end = reached.get(log.path, (BEFORE, 0))
                     state = read_by_others(log.seen, end, log.state.number) if log.packed else log.state
-                    files[name].append((newest, pack_file_state(state)))
+                    files[name][state.number] = pack_position(newest, state)
         return files
 
     def _reached(self, injector: str) -> dict[str, tuple[int, int]]:

@@ -20,28 +20,11 @@ from photon import Decided
 from photon.core.errors import UsageError
 from photon.core.ids import Token
 from spark.registered import scan_of
-from tests.spark.kit import ROOT, RealRegistry
+from tests.spark.kit import ROOT
 from tests.system import join_arguments, read_lines, start_photon
 from tests.waiting import wait_until
 
 SECOND = 1_000_000
-
-
-@pytest.fixture
-def registry(tmp_path):
-    made = RealRegistry(tmp_path / "registry")
-    made.client.identity()  # it has started
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def config(registry, tmp_path):
-    path = tmp_path / "photon.toml"
-    path.write_text(
-        f'[replicas.r0]\ndatacenter = "east"\ngrpc = "{registry.address}"\nraft = "127.0.0.1:1"\n'
-    )
-    return path
 
 
 def bench_of(config, datacenter, **more):

@@ -24,28 +24,12 @@ from photon.core.fates import Committed
 from photon.core.ids import MATCHED, IdPacker, Token, mark_ids
 from photon.core.settings import identity_digest, load_settings
 from spark.registered import scan_of
-from tests.spark.kit import ROOT, RealRegistry
+from tests.spark.kit import ROOT
 from tests.system import join_arguments, read_lines, start_photon
 from tests.waiting import wait_until
 
 SECOND = 1_000_000
-MARKS = "[joiner]\nmark_matched = true\n"
-
-
-@pytest.fixture
-def registry(tmp_path):
-    made = RealRegistry(tmp_path / "registry")
-    made.client.identity()  # it has started
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def config(registry, tmp_path):
-    path = tmp_path / "photon.toml"
-    place = f'datacenter = "east"\ngrpc = "{registry.address}"\nraft = "127.0.0.1:1"\n'
-    path.write_text(f"[replicas.r0]\n{place}{MARKS}")
-    return path
+SETTINGS = "[joiner]\nmark_matched = true\n"
 
 
 def bench_of(config):
@@ -95,12 +79,12 @@ def test_what_can_not_be_marked_is_a_dead_letter_and_the_rest_goes_on(registry, 
 def test_joiners_that_do_not_mark_or_mark_otherwise_are_told_of(registry, config):
     bench = bench_of(config)
     bench.send("shown", {"id": "a", "ts_us": 1})
-    config.write_text(config.read_text().replace(MARKS, ""))
+    config.write_text(config.read_text().replace(SETTINGS, ""))
     with pytest.raises(UsageError, match=r"set joiner\.mark_matched = true for all joiners"):
         bench.watermark(NEVER)
     settings = load_settings(config)
     registry.client.keep_alive("joiner:1", 7, 1.0, identity_digest(settings))  # of joiners that do not
-    config.write_text(config.read_text() + MARKS)
+    config.write_text(config.read_text() + SETTINGS)
     bench = bench_of(config)
     bench.send("shown", {"id": "a", "ts_us": 1})
     with pytest.raises(SettingsMismatchError):
@@ -135,7 +119,7 @@ def test_each_query_is_matched_or_unmatched_though_clicks_come_at_that_very_mome
     """Live, two workers, two joiners, kills on both sides."""
     rng = random.Random(23)
     (tmp_path / "topology.py").write_text(TOPOLOGY)
-    (tmp_path / "photon.toml").write_text(f"{MARKS}processes = 2\n")
+    (tmp_path / "photon.toml").write_text(f"{SETTINGS}processes = 2\n")
     for name in ("queries", "clicks"):
         (tmp_path / "logs" / name).mkdir(parents=True)
     joins = start_photon(

@@ -160,17 +160,12 @@ def test_backfill_joins_what_nobody_has_joined(run, tmp_path, there):
     assert set(pairs.values()) == {1}
 
 
-@pytest.mark.long
-def test_a_backfill_whose_worker_is_lost_joins_each_event_once(run, tmp_path, cluster):
-    """It is lost while buckets register; the adapter, which is the user's own module, makes that last."""
-    copy = copy_of(run, tmp_path / "run")
-    (tmp_path / "slow_adapter.py").write_text(_SLOW_ADAPTER)
-    (tmp_path / "photon.toml").write_text('[adapter]\nuse = "slow_adapter:Slow"\n')
-    command = [*backfill(copy), "--config", tmp_path / "photon.toml", *on_cluster(cluster)]
-    process = python_process("-m", "photon.cli.main", *command, directory=tmp_path)
+def without_a_worker(command, directory, cluster, *signs):
+    """The command, of whose cluster a worker is lost once there is each of the signs, one after the other."""
+    process = python_process("-m", "photon.cli.main", *command, *on_cluster(cluster), directory=directory)
     try:
-        staging = copy / "out" / ".photon-backfill" / "backfill" / "staging"
-        wait_until(lambda: list(staging.glob("joined-*")), 150, "a bucket that writes")
+        for sign in signs:
+            wait_until(lambda sign=sign: list(directory.glob(sign)), 150, sign)
         cluster.kill_worker(cluster.workers[0])
         done = ended(process, 150)
     finally:
@@ -178,6 +173,17 @@ def test_a_backfill_whose_worker_is_lost_joins_each_event_once(run, tmp_path, cl
         process.wait()
     cluster.start_worker()
     assert (done.returncode, done.stderr) == (0, "")
+    return done
+
+
+@pytest.mark.long
+def test_a_backfill_whose_worker_is_lost_joins_each_event_once(run, tmp_path, cluster):
+    """It is lost while buckets register; the adapter, which is the user's own module, makes that last."""
+    copy = copy_of(run, tmp_path / "run")
+    (tmp_path / "slow_adapter.py").write_text(_SLOW_ADAPTER)
+    (tmp_path / "photon.toml").write_text('[adapter]\nuse = "slow_adapter:Slow"\n')
+    command = [*backfill(copy), "--config", tmp_path / "photon.toml"]
+    without_a_worker(command, tmp_path, cluster, "run/out/.photon-backfill/backfill/staging/joined-*")
     pairs = joined_pairs(copy / "out")
     truth = [truth_of(run / logs) for logs in ("logs", "old")]
     assert set(pairs.values()) == {1}
@@ -210,18 +216,9 @@ def test_a_history_whose_worker_is_lost_has_each_line_once(tmp_path, cluster):
     for file in range(3):
         lines = [{"user": f"u{n % 37}", "ts": (n * 3 + file) * 50_000} for n in range(600)]
         (tmp_path / f"logs/{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ("millwheel", "history", "visits:TOPOLOGY", "--out", "old", "--json", *on_cluster(cluster))
-    process = python_process("-m", "photon.cli.main", *words, directory=tmp_path)
-    try:
-        wait_until(lambda: list(tmp_path.glob("old/.work/rows/what=input*")), 150, "lines that are read")
-        wait_until(lambda: list(tmp_path.glob("old/.work/rows/_temporary")), 60, "the computation")
-        cluster.kill_worker(cluster.workers[0])
-        done = ended(process, 150)
-    finally:
-        process.kill()
-        process.wait()
-    cluster.start_worker()
-    assert (done.returncode, done.stderr) == (0, "")
+    words = ("millwheel", "history", "visits:TOPOLOGY", "--out", "old", "--json")
+    rows = "old/.work/rows"
+    done = without_a_worker(words, tmp_path, cluster, f"{rows}/what=input*", f"{rows}/_temporary")
     assert json.loads(done.stdout)["counts"]["visits"]["records"] == 1800
     made = "".join(path.read_text() for path in tmp_path.glob("old/sinks/visits/*.jsonl")).splitlines()
     live = photon("millwheel", "run", "visits:TOPOLOGY", "--work", "work", directory=tmp_path)
