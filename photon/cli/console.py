@@ -15,7 +15,7 @@ from photon.core.errors import UsageError
 if TYPE_CHECKING:
     from photon.cluster.run import Watch
     from photon.cluster.statuses import Sample
-    from photon.dev.run import Doings
+    from photon.dev.doings import Doings
 
 LISTEN: Final = "127.0.0.1:7480"
 MISSING: Final = "the console needs starlette and uvicorn: pip install 'photon-joiner[console]'"
@@ -53,7 +53,7 @@ def command(
 
     topology = find_system(work, config)
     asked = partial(ask, millwheel) if millwheel else None
-    acts = {"replay": replaying(topology), **killing_workers(asked)}
+    acts = {"replay": replaying(topology, notice), **killing_workers(asked)}
     console = Console(
         topology,
         work or Path(topology.settings.system.work),
@@ -95,12 +95,13 @@ def watch_of(
 
     from photon.cluster.wheels import ask
     from photon.console.server import Console, replaying
+    from photon.dev.doings import ACTIONS
     from photon.dev.pairs import LiveCheck
 
     def outage(what: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
         def done(asked: Mapping[str, Any]) -> Mapping[str, Any]:
             assert doings is not None
-            return {"told": doings.ask(what, str(asked.get("datacenter", "")))}
+            return {"told": doings.ask(what, asked)}
 
         return done
 
@@ -113,9 +114,9 @@ def watch_of(
                 check = LiveCheck(Path(topology.output) / "joined")
                 check.start()
                 held.callback(check.stop)
-                acts = {name: outage(name) for name in ("kill", "freeze", "restore")}
-                shared["acts"] = {**acts, "replay": replaying(topology), **killing_workers(asked)}
-                shared |= {"down": lambda: doings.down, "checks": check.told}
+                acts = {name: outage(name) for name in ACTIONS}
+                shared["acts"] = {**acts, "replay": replaying(topology, notice), **killing_workers(asked)}
+                shared |= {"down": lambda: doings.down, "links": lambda: doings.links, "checks": check.told}
             console = Console(topology, work, listen, or_any=listen == LISTEN, **shared)
             console.start()
             held.callback(console.stop)

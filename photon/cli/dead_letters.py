@@ -96,7 +96,10 @@ def show_letters(as_json: bool, limit: int | None, **which: Any) -> None:
 @dead_letters.command("replay")
 @_which
 @click.option("--again", is_flag=True, help="Also what was replayed before.")
-def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
+@click.option(
+    "--rate", type=click.IntRange(1), metavar="N", help="So many events a second  [default: at once]"
+)
+def replay_letters(as_json: bool, again: bool, rate: int | None, **which: Any) -> None:
     """Put events before the dispatchers again: at once where a run is under way, else in the next one.
 
     Of a system on several machines: on each that has dispatchers, for its own datacenter.
@@ -106,9 +109,9 @@ def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
     """
     topology = _topology(which)
     chosen = _filter({**which, "fates": which["fates"] or [fate.value for fate in REPLAYED]})
-    counts = {
-        directory.name: replay_in(topology, directory, chosen, again) for directory in _directories(which)
-    }
+    counts = {}
+    for directory in _directories(which):
+        counts[directory.name] = sum(replay_in(topology, directory, chosen, again, rate))
     if as_json:
         click.echo(json.dumps(counts))
         return

@@ -9,9 +9,11 @@ import base64
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -100,14 +102,17 @@ def text_at(event: Any, path: str) -> str | None:
 
 
 def read_letters(directory: Path, stem: str = "foreign") -> Iterator[tuple[bytes, Letter]]:
-    """Each letter of a datacenter with its own line, oldest files first; a torn last line is left out.
+    """Each letter of a datacenter with its own line, oldest files first; a torn last line is left out, and
+    what comes meanwhile.
 
     StorageError for a line that is no letter.
     """
-    for path in sorted(directory.glob(f"{stem}-*.jsonl")):
+    for path, size in [(path, path.stat().st_size) for path in sorted(directory.glob(f"{stem}-*.jsonl"))]:
+        at = 0
         with storage_errors(path), path.open("rb") as file:
             for line in file:
-                if not line.endswith(b"\n"):
+                at += len(line)
+                if at > size or not line.endswith(b"\n"):
                     break
                 yield line, letter_of(path, line)
 
@@ -150,55 +155,87 @@ def count_letters(directory: Path, chosen: Filter) -> list[dict[str, Any]]:
     return rows
 
 
-def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool = False) -> int:
-    """Put the events of the chosen letters into an inbox, as the file `name`; how many.
+def replay(
+    directory: Path, inbox: Path, name: str, chosen: Filter, again: bool = False, most: int | None = None
+) -> Iterator[int]:
+    """Put the events of the chosen letters into an inbox, `most` at a time, as files of this name; how many,
+    each time.
 
     An event once, however many letters it has. Letters that were replayed before are left out, unless
-    `again`; a replay that failed leaves new ones. LockedError, StorageError, DiskFullError: nothing is in
-    the inbox then, or all of it and not noted down.
+    `again`; a replay that failed leaves new ones. LockedError, StorageError, DiskFullError: nothing more is
+    in the inbox then, or a file whole and not noted down.
     """
     with _locked_index(directory) as index:
         done = set() if again else _read_digests(index)
-        digests: list[bytes] = []
         written: set[bytes] = set()
-        final = inbox / name
-        temporary = final.with_name(f".{name}.partial")
-        with storage_errors(temporary):
-            make_directory(inbox)
-            try:
-                with temporary.open("wb") as file:
-                    for line, letter in read_letters(directory):
-                        if not chosen.takes(letter) or (digest := _digest(line)) in done:
-                            continue
-                        digests.append(digest)
-                        event = letter.line()
-                        if (digest := _digest(event)) not in written:
-                            written.add(digest)
-                            file.write(event + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                if digests:
-                    temporary.rename(final)
-                    sync_directory(inbox)
-            finally:
-                temporary.unlink(missing_ok=True)
-        if digests:
-            with storage_errors(directory / INDEX_FILE):
-                write_all(index.fileno(), b"".join(digests))
-                os.fsync(index.fileno())
-        return len(written)
+        letters = (
+            (digest, letter.line())
+            for line, letter in read_letters(directory)
+            if chosen.takes(letter) and (digest := _digest(line)) not in done
+        )
+        for number in itertools.count():
+            before = len(written)
+            digests = _put(letters, inbox / f"{name}-{number:06d}.jsonl", written, most)
+            if digests:
+                with storage_errors(directory / INDEX_FILE):
+                    write_all(index.fileno(), b"".join(digests))
+                    os.fsync(index.fileno())
+            yield len(written) - before
+            if most is None or len(written) - before < most:
+                return
 
 
-def replay_in(topology: Topology, letters: Path, chosen: Filter, again: bool = False) -> int:
-    """As `replay`, from a datacenter's directory of letters to its dispatchers. UsageError if these are on
-    another machine."""
+def _put(
+    letters: Iterator[tuple[bytes, bytes]], final: Path, written: set[bytes], most: int | None
+) -> list[bytes]:
+    """The next events that are not `written`, as a file that is there whole or not at all; digests of what
+    was taken."""
+    digests: list[bytes] = []
+    before = len(written)
+    temporary = final.with_name(f".{final.name}.partial")
+    with storage_errors(temporary):
+        make_directory(final.parent)
+        try:
+            with temporary.open("wb") as file:
+                for digest, event in letters:
+                    digests.append(digest)
+                    if (of_event := _digest(event)) not in written:
+                        written.add(of_event)
+                        file.write(event + b"\n")
+                        if len(written) - before == most:
+                            break
+                file.flush()
+                os.fsync(file.fileno())
+            if len(written) > before:
+                temporary.rename(final)
+                sync_directory(final.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return digests
+
+
+def replay_in(
+    topology: Topology, letters: Path, chosen: Filter, again: bool = False, rate: int | None = None
+) -> Iterator[int]:
+    """As `replay`, from a datacenter's directory of letters to its dispatchers; `rate` events a second, or
+    all at once. UsageError if these are on another machine."""
     home = topology.pipeline(letters.name).home("dispatcher")
     if not home.is_dir():
         raise UsageError(
             f"{home}: the dispatchers of '{letters.name}' run elsewhere; replay its letters there"
         )
-    name = f"replay-{secrets.token_hex(8)}.jsonl"
-    return replay(letters, home / "inbox", name, chosen, again)
+    parts = replay(letters, home / "inbox", f"replay-{secrets.token_hex(8)}", chosen, again, rate)
+    return parts if rate is None else _paced(parts, rate)
+
+
+def _paced(parts: Iterator[int], rate: int) -> Iterator[int]:
+    """The same, one a second."""
+    due = time.monotonic()
+    for part in parts:
+        yield part
+        if part == rate:
+            due += 1.0
+            time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _digest(line: bytes) -> bytes:

@@ -5,6 +5,10 @@ there are; what remains is to know which of them are in the topic. Each transact
 it goes up to into a compacted topic, `<topic>.photon`. After any error the producer is thrown away: a new one
 of the same transactional id has a greater epoch, so whatever was under way is ended, and what of it still
 comes is refused; then the place is read, and writing goes on from there.
+
+A broker that was killed while it ended a transaction may forget to end it: partitions that have no leader yet
+when it starts are "likely deleted already and hence can be skipped" (Kafka 4.4), and nobody reads behind it
+any more. What ends it is the end of a later transaction of the same producer in the same partitions.
 """
 
 import contextlib
@@ -25,6 +29,8 @@ from photon.logs.writer import LogPosition
 
 TRANSACTION_S: Final = 20.0
 """A transaction of somebody who is gone ends after so long."""
+_FORGOTTEN_S: Final = 3
+"""Those who live have ended theirs after so long; other transactions are of who is gone, or forgotten."""
 _PLACES: Final = ".photon"
 _CREATE_S: Final = 15.0
 
@@ -95,6 +101,16 @@ class KafkaSink:
             except BufferError:  # as much is under way as may be
                 self._producer.poll(1.0)
 
+    def _end_forgotten(self) -> None:
+        """By a transaction in all partitions, which is aborted."""
+        admin = made(self._uri, AdminClient, self._given)
+        self._producer.begin_transaction()
+        for topic in (self._topic, self._topic + _PLACES):
+            for partition in admin.list_topics(topic, ASK_S).topics[topic].partitions:
+                self._producer.produce(topic, b"", self._writer.encode(), partition)
+        self._producer.flush(TRANSACTION_S)
+        self._producer.abort_transaction(TRANSACTION_S)
+
     def close(self) -> None:
         if self._producer is not None:
             with contextlib.suppress(KafkaException):
@@ -148,6 +164,8 @@ class KafkaSink:
                 record = committed.poll(1.0)
                 if record is None:
                     waited += 1
+                    if waited == _FORGOTTEN_S:
+                        self._end_forgotten()
                     if waited > ASK_S + TRANSACTION_S:
                         raise UnavailableError(
                             f"{self._uri.shown}: a transaction of another writer does not end; tried again"

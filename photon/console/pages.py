@@ -42,15 +42,18 @@ class Pages:
         millwheel: Callable[..., Mapping[str, Any]] | None = None,
         acts: tuple[str, ...] = (),
         down: Callable[[], Mapping[str, str]] = dict,
+        links: Callable[[], list[dict[str, Any]]] = list,
         checks: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
-        """`millwheel`: asks a run of it (photon.cluster.wheels.ask). `down`: datacenters kept
-        down, and how; `checks`: {ok, text} of what was checked lately."""
+        """`millwheel`: asks a run of it (photon.cluster.wheels.ask). `down`: datacenters that
+        are out, and how; `links`: {between, state} of each link between two; `checks`: {ok, text} of what was
+        checked lately."""
         self._topology = topology
         self._index = index
         self._millwheel = millwheel
         self._acts = acts
         self._down = down
+        self._links = links
         self._checks = checks
         self._lock = Lock()
         self._history = History()
@@ -73,8 +76,8 @@ class Pages:
         return sample, {row["datacenter"]: fates_of(row) for row in rows}
 
     def now(self, query: Query) -> dict[str, Any]:
-        """{verdict, well, fates, history, processes, datacenters, checks, acts}; of the history what is after
-        ?after, in seconds since 1970."""
+        """{verdict, well, fates, history, processes, datacenters, links, checks, acts}; of the history
+        what is after ?after, in seconds since 1970."""
         sample, fates = self._look()
         said = verdict(sample, fates)
         with self._lock:
@@ -99,6 +102,7 @@ class Pages:
                     + [replica.datacenter for replica in self._topology.replicas if replica.datacenter]
                 )
             },
+            "links": self._links(),
             "checks": self._checks(),
             "acts": list(self._acts),
         }

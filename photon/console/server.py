@@ -38,6 +38,7 @@ class Console:
         ask: bool = True,
         acts: Mapping[str, Act] | None = None,
         down: Callable[[], Mapping[str, str]] = dict,
+        links: Callable[[], list[dict[str, Any]]] = list,
         checks: Callable[[], list[dict[str, Any]]] = list,
         millwheel: Callable[..., Mapping[str, Any]] | None = None,
         notice: Callable[[str], None] = lambda _: None,
@@ -55,7 +56,7 @@ class Console:
         self._index = _index_of(topology, work, notice)
         self._closing = threading.Event()
         acts = acts or {}
-        self.pages = Pages(topology, self._index, millwheel, tuple(acts), down, checks)
+        self.pages = Pages(topology, self._index, millwheel, tuple(acts), down, links, checks)
         app = make_app(self.pages, [*_LOOPBACK, host], acts, Audit(work / "console.jsonl"))
         config = uvicorn.Config(
             app,
@@ -146,19 +147,36 @@ def _index_of(topology: Topology, work: Path, notice: Callable[[str], None]) -> 
         return None
 
 
-def replaying(topology: Topology) -> Act:
-    """{datacenter, fate, reason, dry_run} -> {replayed}, as `photon dead-letters replay` does."""
+def replaying(topology: Topology, notice: Callable[[str], None]) -> Act:
+    """{datacenter, fate, reason, dry_run, rate} -> {replayed}, as `photon dead-letters replay` does; with a
+    `rate` of events a second it goes on behind the answer."""
 
     def act(asked: Mapping[str, Any]) -> Mapping[str, Any]:
         datacenter, fate, reason = (asked.get(key, "") for key in ("datacenter", "fate", "reason"))
         names = [pipeline.datacenter for pipeline in topology.pipelines]
         if datacenter not in names or not isinstance(reason, str) or (fate and fate not in FATES):
             raise UsageError(f"name a datacenter ({', '.join(names)}), and a fate ({', '.join(FATES)})")
+        rate = asked.get("rate")
+        if rate is not None and (not isinstance(rate, int) or rate < 1):
+            raise UsageError("a rate is a whole number of events a second, 1 or more")
         chosen = Filter([Fate(fate)] if fate else REPLAYED, reason)
         directory = topology.dead_letters_directory(datacenter)
+        rows = [row for row in count_letters(directory, chosen) if row["log"] == "foreign"]
+        would = sum(row["count"] - row["replayed"] for row in rows)
         if asked.get("dry_run"):
-            rows = [row for row in count_letters(directory, chosen) if row["log"] == "foreign"]
-            return {"would_replay": sum(row["count"] - row["replayed"] for row in rows)}
-        return {"replayed": replay_in(topology, directory, chosen)}
+            return {"would_replay": would}
+        parts = replay_in(topology, directory, chosen, rate=rate)
+        if rate is None or would <= rate:
+            return {"replayed": sum(parts)}
+        next(parts)  # who can't replay says so
+
+        def go_on() -> None:
+            try:
+                notice(f"dead letters of {datacenter}: {rate + sum(parts):,} were replayed")
+            except PhotonError as error:
+                notice(f"dead letters of {datacenter}: a replay has stopped: {error}")
+
+        threading.Thread(target=go_on, name="replay", daemon=True).start()
+        return {"replayed": would, "rate": rate}
 
     return act

@@ -6,11 +6,9 @@ OutagePlay (when to kill and restore) and Finishing (when all that was written h
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final
 
 from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
@@ -28,10 +26,12 @@ from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
 from photon.cluster.wheels import READY
 from photon.connect.uris import is_source
-from photon.core.errors import UnavailableError, UsageError
+from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
+from photon.dev.doings import Doings
 from photon.dev.feeder import COPY_DELAY_S_MAX, EARLY, REPEATED, Feed, Feeder
+from photon.dev.links import Links
 from photon.dev.plan import REPLICAS, fed_datacenters, logs_of, make_logs, plan_dev
 from photon.dev.view import Look, PipelineFigures, View, Window, figures_of
 
@@ -40,7 +40,6 @@ SETTLED_S: Final = 3.0
 """Nothing has changed for so long: the rest waits for what may never come."""
 FED_SETTLED_S: Final = 15.0
 """The same of generated events, which all come to an end."""
-DOING_S_MAX: Final = 10.0
 FINISH_S_MAX: Final = 60.0
 """However it goes on, it is over then. Nothing is lost by that."""
 _WHEEL: Final = "millwheel"
@@ -121,64 +120,6 @@ def events_seen(row: PipelineFigures) -> int | None:
     return row.foreign_events + max(0, row.in_flight - row.pending)
 
 
-class Doings:
-    """Outages that are asked for while it runs, from any thread; done by the run's own.
-
-    `kill`: SIGKILL, and it is kept down; `freeze`: SIGSTOP; `restore`: both end.
-    """
-
-    def __init__(self) -> None:
-        self._asked: SimpleQueue[tuple[str, str, Future[str]]] = SimpleQueue()
-        self.down: dict[str, str] = {}
-        """Datacenters that are kept down: "killed" or "frozen"."""
-
-    def ask(self, what: str, datacenter: str) -> str:
-        """What came of it. UsageError; UnavailableError if the run is at its end."""
-        answer = Future[str]()
-        self._asked.put((what, datacenter, answer))
-        try:
-            return answer.result(DOING_S_MAX)
-        except TimeoutError as error:
-            answer.cancel()
-            raise UnavailableError("the run does nothing any more: it starts, or ends") from error
-
-    def step(self, cluster: LocalCluster) -> Iterator[str]:
-        """Do what was asked for; what to tell of it."""
-        while not self._asked.empty():
-            what, datacenter, answer = self._asked.get()
-            if answer.done():
-                continue
-            try:
-                told = self._do(cluster, what, datacenter)
-            except UsageError as error:
-                answer.set_exception(error)
-                continue
-            answer.set_result(told)
-            yield told
-
-    def _do(self, cluster: LocalCluster, what: str, datacenter: str) -> str:
-        if what == "restore":
-            cluster.restore_datacenter(datacenter)
-            self.down = {name: how for name, how in self.down.items() if name != datacenter}
-            return f"datacenter {datacenter} is restored"
-        does, how = _OUTAGES[what]
-        does(cluster, datacenter)
-        self.down = {**self.down, datacenter: how}
-        return f"datacenter {datacenter} is {how}"
-
-    def thaw(self, cluster: LocalCluster) -> None:
-        """What is frozen can't end."""
-        for name, how in self.down.items():
-            if how == "frozen":
-                self._do(cluster, "restore", name)
-
-
-_OUTAGES: Final = {
-    "kill": (LocalCluster.kill_datacenter, "killed"),
-    "freeze": (LocalCluster.freeze_datacenter, "frozen"),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class DevJob:
     """What `photon dev` was asked for. `seconds` None: until it is told to stop.
@@ -215,8 +156,9 @@ def run_dev(job: DevJob, view: View) -> dict[str, Any]:
             asked = (job.settings, job.work, job.out, job.primary, job.foreign, job.datacenters)
             topology = plan_dev(*asked, random.Random(), job.replicas)
             _check_planned(job, topology, ground.joined_before)
-            run = _Run(job, topology, ground, view)
-            run.run()
+            with Links(topology, proxied=job.doings is not None and not job.settings.replicas) as links:
+                run = _Run(job, links, ground, view)
+                run.run()
             return summary_of(topology, job.work, ground.joined_before, run.course)
 
         return on_free_ports(attempt, view.notice, 1 if job.settings.replicas else PORT_TRIES_MAX)
@@ -225,8 +167,9 @@ def run_dev(job: DevJob, view: View) -> dict[str, Any]:
 class _Run:
     """One life of the system."""
 
-    def __init__(self, job: DevJob, topology: Topology, ground: Ground, view: View) -> None:
-        self._job, self._topology, self._ground, self._view = job, topology, ground, view
+    def __init__(self, job: DevJob, links: Links, ground: Ground, view: View) -> None:
+        self._job, self._links, self._ground, self._view = job, links, ground, view
+        self._topology = topology = links.topology
         self._told_to_stop = ground.told_to_stop
         make_logs(topology, job.work)
         self._cluster = cluster = LocalCluster(topology, job.work, ground.launcher)
@@ -305,15 +248,15 @@ class _Run:
             self._view.notice(said)
             self.course.killed = self._play.killed
         if self._job.doings is not None:
-            for said in self._job.doings.step(self._cluster):
+            for said in self._job.doings.step(self._cluster, self._links):
                 self._view.notice(f"{said} after {seconds:.1f} s")
-                self.course.killed = list(self._job.doings.down)
+                self.course.killed = self._job.doings.silent
         return limit is not None and seconds >= limit
 
     def _end_feed(self) -> None:
         if self._job.doings is not None:
-            self._job.doings.thaw(self._cluster)
-            self.course.killed = self.course.killed and list(self._job.doings.down)
+            self._job.doings.end(self._cluster, self._links)
+            self.course.killed = self.course.killed and self._job.doings.silent
         if self._feeder is not None:
             self._feeder.stop()
             self._tell_of_feeder()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from photon.cluster import dead_letters
-from photon.cluster.dead_letters import REPLAYED, Filter, count_letters, read_letters, replay
+from photon.cluster.dead_letters import REPLAYED, Filter, count_letters, read_letters
 from photon.core.errors import LockedError, StorageError
 from photon.core.fates import Fate
 from photon.logs.writer import DeadLetter, dead_letter_lines
@@ -25,6 +25,10 @@ def letters(tmp_path):
     (tmp_path / "foreign-000000.jsonl").write_bytes(dead_letter_lines([GONE, TORN]))
     (tmp_path / "foreign-w1-000000.jsonl").write_bytes(dead_letter_lines([SKIPPED, BYTES]))
     return tmp_path
+
+
+def replay(*given, **more):
+    return sum(dead_letters.replay(*given, **more))
 
 
 def events(inbox):
@@ -84,33 +88,33 @@ def test_a_letter_of_a_line_nested_too_deeply_to_be_parsed_has_no_id(tmp_path):
 
 def test_what_is_replayed_is_the_event_byte_for_byte_and_once(letters, tmp_path):
     inbox = tmp_path / "inbox"
-    assert replay(letters, inbox, "one.jsonl", Filter(REPLAYED)) == 2
+    assert replay(letters, inbox, "one", Filter(REPLAYED)) == 2
     assert events(inbox) == sorted([GONE.event, SKIPPED.event])
-    assert replay(letters, inbox, "two.jsonl", Filter(REPLAYED)) == 0
-    assert replay(letters, inbox, "three.jsonl", Filter()) == 2  # the malformed ones, now that all are meant
+    assert replay(letters, inbox, "two", Filter(REPLAYED)) == 0
+    assert replay(letters, inbox, "three", Filter()) == 2  # the malformed ones, now that all are meant
     assert events(inbox) == sorted([GONE.event, SKIPPED.event, TORN.event, BYTES.event])
-    assert sorted(path.name for path in inbox.iterdir()) == ["one.jsonl", "three.jsonl"]
+    assert sorted(path.name for path in inbox.iterdir()) == ["one-000000.jsonl", "three-000000.jsonl"]
     assert [row["replayed"] for row in count_letters(letters, Filter())] == [1, 1, 1, 1]
-    assert replay(letters, inbox, "four.jsonl", Filter(), again=True) == 4
+    assert replay(letters, inbox, "four", Filter(), again=True) == 4
 
 
 def test_a_replay_that_failed_brings_its_event_once_more_not_twice(letters, tmp_path):
     inbox = tmp_path / "inbox"
     for turn in range(3):
-        assert replay(letters, inbox, f"{turn}.jsonl", Filter(REPLAYED)) == 2
+        assert replay(letters, inbox, f"{turn}", Filter(REPLAYED)) == 2
         failed = [DeadLetter(one.fate, one.reason, one.event, f"{turn}.jsonl", 0) for one in (GONE, SKIPPED)]
         with (letters / "foreign-000000.jsonl").open("ab") as file:
             file.write(dead_letter_lines(failed))
-    assert replay(letters, inbox, "all.jsonl", Filter(REPLAYED), again=True) == 2
+    assert replay(letters, inbox, "all", Filter(REPLAYED), again=True) == 2
 
 
 def test_a_letter_that_comes_later_is_replayed_alone(letters, tmp_path):
-    replay(letters, tmp_path / "inbox", "one.jsonl", Filter())
+    replay(letters, tmp_path / "inbox", "one", Filter())
     late = DeadLetter(GONE.fate, GONE.reason, b'{"id":"c4"}', "inbox/one.jsonl", 0)
     with (letters / "foreign-000000.jsonl").open("ab") as file:
         file.write(dead_letter_lines([late]) + b'{"fate":"unjo')  # and one that is being written
-    assert replay(letters, tmp_path / "inbox", "two.jsonl", Filter()) == 1
-    assert (tmp_path / "inbox" / "two.jsonl").read_bytes() == late.event + b"\n"
+    assert replay(letters, tmp_path / "inbox", "two", Filter()) == 1
+    assert (tmp_path / "inbox" / "two-000000.jsonl").read_bytes() == late.event + b"\n"
 
 
 def test_a_replay_that_failed_leaves_nothing_in_the_inbox_and_can_be_done_again(
@@ -125,22 +129,56 @@ def test_a_replay_that_failed_leaves_nothing_in_the_inbox_and_can_be_done_again(
     with monkeypatch.context() as patched:
         patched.setattr(dead_letters.os, "fsync", full)
         with pytest.raises(StorageError, match="no space"):
-            replay(letters, inbox, "one.jsonl", Filter())
+            replay(letters, inbox, "one", Filter())
     assert list(inbox.iterdir()) == []
-    assert replay(letters, inbox, "one.jsonl", Filter()) == 4
+    assert replay(letters, inbox, "one", Filter()) == 4
 
 
 def test_a_torn_index_costs_one_replay_more_and_no_later_one(letters, tmp_path):
-    replay(letters, tmp_path / "inbox", "one.jsonl", Filter())
+    replay(letters, tmp_path / "inbox", "one", Filter())
     index = letters / dead_letters.INDEX_FILE
     index.write_bytes(index.read_bytes()[:-3])
-    assert replay(letters, tmp_path / "inbox", "two.jsonl", Filter()) == 1
-    assert replay(letters, tmp_path / "inbox", "three.jsonl", Filter()) == 0
+    assert replay(letters, tmp_path / "inbox", "two", Filter()) == 1
+    assert replay(letters, tmp_path / "inbox", "three", Filter()) == 0
+
+
+def test_part_by_part_what_is_in_the_inbox_is_noted_and_what_fails_again_waits_for_the_next_replay(
+    letters, tmp_path
+):
+    inbox = tmp_path / "inbox"
+    parts = dead_letters.replay(letters, inbox, "one", Filter(), most=1)
+    assert next(parts) == 1
+    assert sum(row["replayed"] for row in count_letters(letters, Filter())) == 1
+    with pytest.raises(LockedError, match="another replay"):
+        replay(letters, inbox, "two", Filter())
+    with (letters / "foreign-w1-000000.jsonl").open("ab") as file:
+        file.write(dead_letter_lines([DeadLetter(GONE.fate, "again", b'{"id":"c9"}', "one.jsonl", 0)]))
+    assert next(parts) == 1
+    parts.close()  # cut off
+    assert replay(letters, inbox, "three", Filter(), most=2) == 3
+    found = [GONE.event, TORN.event, SKIPPED.event, BYTES.event, b'{"id":"c9"}']
+    assert events(inbox) == sorted(found)
+
+
+def test_what_comes_while_it_is_replayed_is_for_the_next_one(letters, tmp_path):
+    parts = dead_letters.replay(letters, tmp_path / "inbox", "one", Filter(), most=1)
+    next(parts)
+    with (letters / "foreign-w1-000000.jsonl").open("ab") as file:
+        file.write(dead_letter_lines([DeadLetter(GONE.fate, "again", b'{"id":"c9"}', "one.jsonl", 0)]))
+    assert sum(parts) == 3
+
+
+def test_a_rate_is_kept(letters, tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(dead_letters.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(dead_letters.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    took = [now[0] for _ in dead_letters._paced(iter([3, 3, 2]), 3)]
+    assert took == [100.0, 101.0, 102.0] and now == [102.0]
 
 
 def test_two_replays_at_a_time_are_refused(letters, tmp_path):
     with dead_letters._locked_index(letters), pytest.raises(LockedError, match="another replay"):
-        replay(letters, tmp_path / "inbox", "one.jsonl", Filter())
+        replay(letters, tmp_path / "inbox", "one", Filter())
 
 
 def test_a_line_that_is_no_letter_is_told_with_its_file(letters):

@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import random
+import struct
+import threading
 import time
 from collections import Counter
 
@@ -108,8 +110,6 @@ def test_the_place_is_not_overlooked_behind_a_transaction_of_another_writer(topi
         time.sleep(2)
         other.abort_transaction()
 
-    import threading
-
     ending = threading.Thread(target=end)
     ending.start()
     assert again.open() == LogPosition(0, 22)
@@ -186,3 +186,47 @@ def test_no_line_is_missing_or_twice_when_answers_are_late_or_lost(behind, sink)
         proxy.clear("kafka")
     assert failures >= 5
     assert committed(broker, "t") == once(*names)
+
+
+def batches(log):
+    """(offset of the next one, bytes) of each batch of records."""
+    data, at = log.read_bytes(), 0
+    while data[at + 8 : at + 12].strip(b"\0"):  # a log ends with zeros
+        base, length = struct.unpack_from(">qi", data, at)
+        (last,) = struct.unpack_from(">i", data, at + 23)
+        yield base + last + 1, data[at : at + 12 + length]
+        at += 12 + length
+
+
+def test_what_a_broker_that_was_killed_forgot_to_end_is_ended(tmp_path, sink):
+    """Kafka 4.4 starts, finds a transaction that is to be committed, takes its partitions, which have no
+    leader yet, for deleted, and notes that it is done. So its log of transactions is here."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    broker = start_broker(tmp_path / "broker")
+    try:
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+        one = sink("t", address=broker.address)
+        one.open()
+        one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+        (log,) = tmp_path.glob("broker/data/__transaction_state-0/*.log")
+        committed(broker, "t")
+        *_, (_, done) = batches(log)
+        one._producer.begin_transaction()
+        for name in ("t", "t.photon"):
+            one._produce(name, b"forgotten", b"joiner-east.1")
+        assert one._producer.flush(30) == 0
+        broker.kill()
+        *_, (after, begun) = batches(log)
+        assert begun != done
+        with log.open("r+b") as file:
+            file.seek(sum(len(batch) for _, batch in batches(log)))
+            file.write(struct.pack(">q", after) + done[8:])
+        broker.start()
+        again = sink("t", address=broker.address)
+        assert again.open() == LogPosition(0, 22)
+        again.write(lines("b"), LogPosition(0, 22), LogPosition(0, 44))
+        assert committed(broker, "t") == once("a", "b")
+    finally:
+        broker.close()

@@ -148,6 +148,14 @@ def test_dead_letters(page):
     shows(page, re.compile(r"east: 60 would be tried again"))
 
 
+def test_dead_letters_are_replayed_at_a_rate(page, dev):
+    page.at("/dead-letters?datacenter=east&fate=malformed")
+    page.get_by_label("events a second").fill("20")
+    page.get_by_role("button", name="Replay what is shown").click()
+    shows(page, re.compile(r"east: \d+ are tried again, 20 a second"))
+    wait_until(lambda: "dead letters of east" in dev.said("dev"), what=dev.told)
+
+
 def test_registry(page):
     page.at("/registry")
     shows(page, "every shard and the directory have a quorum")
@@ -183,7 +191,7 @@ def restarts(page):
 
 def test_a_datacenter_is_killed_frozen_and_restored_by_clicks_and_nothing_is_lost(page, dev):
     page.at("/")
-    for act, does in (("Kill", "killed"), ("Freeze", "frozen")):
+    for act, does in (("Kill", "killed"), ("Freeze", "frozen"), ("Fill the disk of", "full")):
         page.get_by_role("button", name=f"{act} west", exact=True).focus()
         page.keyboard.press("Enter")
         shows(page, f"datacenter west is {does}")
@@ -196,7 +204,22 @@ def test_a_datacenter_is_killed_frozen_and_restored_by_clicks_and_nothing_is_los
     shows(page, re.compile(r"ok: [\d,]+ joined lines, each event once, each with its own primary"))
     noted = [json.loads(line) for line in (dev.work / "console.jsonl").read_text().splitlines()]
     acts = [row["action"] for row in noted if "asked" in row]
-    assert acts[-4:] == ["kill", "restore", "freeze", "restore"]
+    assert acts[-6:] == ["kill", "restore", "freeze", "restore", "fill", "restore"]
+
+
+def test_a_link_is_cut_slowed_down_and_mended_by_clicks(page):
+    page.at("/")
+    page.get_by_label("Link between").select_option("east and west")
+    page.get_by_role("button", name="Cut").click()
+    shows(page, "Links: east and west: cut")
+    page.get_by_label("by ms a round trip").fill("250")
+    page.get_by_role("button", name="Slow down").click()
+    shows(page, "Links: east and west: slower by 250 ms")
+    if SCREENSHOTS:
+        page.screenshot(path=f"{SCREENSHOTS}/links-{page.viewport_size['width']}.png")
+    page.get_by_role("button", name="Mend").click()
+    sync_api.expect(page.get_by_text("Links: east")).to_have_count(0)
+    shows(page, "the link between east and west is mended")
 
 
 def test_a_console_of_its_own_shows_the_same_run_and_one_of_millwheel_and_only_reads(dev, browser, tmp_path):

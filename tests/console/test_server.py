@@ -17,6 +17,7 @@ from photon.core.settings import parse_settings
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from tests.certificates import Authority
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 
 def system(tmp_path, tls=None):
@@ -97,7 +98,8 @@ def test_letters_are_replayed_once_and_counted_before(tmp_path):
     rows = [DeadLetter(Fate.UNJOINABLE, f"gone {n}", b'{"id": "c%d"}' % n, "c.jsonl", n) for n in range(5)]
     rows += [DeadLetter(Fate.MALFORMED, "no id", b"{}", "c.jsonl", 9)]
     (letters / "foreign-000000.jsonl").write_bytes(dead_letter_lines(rows))
-    act = replaying(topology)
+    said = []
+    act = replaying(topology, said.append)
     with pytest.raises(UsageError, match="run elsewhere"):
         act({"datacenter": "east"})
     inbox = topology.pipelines[0].home("dispatcher") / "inbox"
@@ -106,11 +108,15 @@ def test_letters_are_replayed_once_and_counted_before(tmp_path):
     assert list(inbox.iterdir()) == []
     assert act({"datacenter": "east", "reason": "gone 3"}) == {"replayed": 1}
     assert act({"datacenter": "east", "dry_run": True}) == {"would_replay": 4}
-    assert act({"datacenter": "east"}) == {"replayed": 4}
+    assert act({"datacenter": "east", "rate": 3}) == {"replayed": 4, "rate": 3}
+    wait_until(lambda: said == ["dead letters of east: 4 were replayed"])
     assert act({"datacenter": "east", "fate": "malformed"}) == {"replayed": 1}
     assert act({"datacenter": "east"}) == {"replayed": 0}
     lines = {line for path in inbox.iterdir() for line in path.read_text().splitlines()}
     assert lines == {*(f'{{"id": "c{n}"}}' for n in range(5)), "{}"}
+    for rate in (0, -1, "5", 1.5):
+        with pytest.raises(UsageError, match="rate is a whole number"):
+            act({"datacenter": "east", "rate": rate})
     for wrong in (
         {"datacenter": "mars"},
         {"datacenter": "east", "fate": "joined"},

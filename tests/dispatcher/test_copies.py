@@ -96,4 +96,4 @@ def test_duplicates_that_differ_are_counted_apart_kept_and_never_replayed(tmp_pa
     places = [len(lines(copies[:row])) for row in (2, 3, 4)]
     assert [*letters] == places
     assert [row["fate"] for row in count_letters(site.dead_letters, Filter())] == ["duplicate"] * 3
-    assert replay(site.dead_letters, site.root / "state" / "inbox", "replay-1.jsonl", Filter(REPLAYED)) == 0
+    assert sum(replay(site.dead_letters, site.root / "state" / "inbox", "replay-1", Filter(REPLAYED))) == 0

@@ -173,28 +173,47 @@ function heat() {
     ? `of the last minute: half below ${shown(below(0.5))}, 99 % below ${shown(below(0.99))}` : "nothing was joined in the last minute";
 }
 
-function buttons(told) {
-  if (!told.acts.includes("kill")) return [];
-  const button = (name, what, danger) => {
-    const doit = async () => {
-      const said = await act(what, { datacenter: name });
-      draw("said", el("p", { role: "status" }, said.error || said.told));
-    };
-    const text = `${what[0].toUpperCase()}${what.slice(1)} ${name}`;
-    return el("button", { type: "button", class: danger ? "danger" : null, "data-key": `act-${danger || what === "restore" ? "" : what}${name}`, onclick: doit }, text);
-  };
-  const made = Object.entries(told.datacenters).flatMap(([name, state]) =>
-    state === "up" ? [button(name, "kill", true), button(name, "freeze")] : [button(name, "restore")]);
-  return [el("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "Outages" }, made)];
+async function doing(what, asked) {
+  const said = await act(what, asked);
+  draw("said", el("p", { role: "status" }, said.error || said.told));
+}
+
+function outages(told) {
+  // Of datacenters.
+  const button = (name, what, label, danger) => el("button", {
+    type: "button", class: danger ? "danger" : null, "data-key": `act-${danger || what === "restore" ? "" : what}${name}`,
+    onclick: () => doing(what, { datacenter: name }) }, `${label} ${name}`);
+  const made = Object.entries(told.datacenters).flatMap(([name, state]) => (state === "up"
+    ? [button(name, "kill", "Kill", true), button(name, "freeze", "Freeze"), button(name, "fill", "Fill the disk of")]
+    : [button(name, "restore", "Restore")]));
+  return el("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "Outages" }, made);
+}
+
+function links(told) {
+  // Drawn once, as it has fields; what is out of order is drawn again and again.
+  const place = slot("links");
+  if (!place.firstChild) {
+    const names = told.links.map((one) => one.between.join(" and "));
+    const link = el("select", {}, names.map((name, at) => el("option", { value: at }, name)));
+    const ms = el("input", { type: "number", min: 1, max: 10000, value: 300, size: 6 });
+    const button = (what, label) => el("button", { type: "button", onclick: () => doing(what, {
+      between: told.links[link.value].between, ms: Number(ms.value) }) }, label);
+    place.append(el("form", { onsubmit: (event) => event.preventDefault(), "aria-label": "Links" },
+      el("label", {}, "Link between", link), button("cut", "Cut"), button("delay", "Slow down"),
+      el("label", {}, "by ms a round trip", ms), button("mend", "Mend")));
+  }
+  const not = told.links.filter((one) => one.state).map((one) => `${one.between.join(" and ")}: ${one.state}`);
+  draw("links-out", not.length ? el("p", { class: "bad" }, `Links: ${not.join("; ")}`) : null);
 }
 
 function now() {
   page.append(el("h1", {}, "Now"));
-  for (const name of ["verdict", "acts", "said", "checks", "charts", "heat", "fates", "processes"]) slot(name);
+  for (const name of ["verdict", "acts", "links", "links-out", "said", "checks", "charts", "heat", "fates", "processes"]) slot(name);
   stream((told) => {
     remember(told.history);
     draw("verdict", el("p", { class: `verdict ${told.well ? "well" : ""}`, role: "status" }, told.verdict));
-    draw("acts", ...buttons(told));
+    if (told.acts.includes("kill")) draw("acts", outages(told));
+    if (told.acts.includes("cut") && told.links.length) links(told);
     draw("checks", ...told.checks.map((one) => el("p", { class: one.ok ? "good" : one.ok === false ? "bad" : "faint" },
       `${one.ok ? "ok" : one.ok === false ? "WRONG" : "?"}: ${one.text}`)));
     plot("Joined a second", "joined_per_s");
@@ -302,16 +321,19 @@ function deadLetters() {
 function replayForm(told) {
   const form = el("form", { "aria-label": "Replay", onsubmit: (event) => event.preventDefault() });
   const names = told.datacenters.filter((name) => !query.get("datacenter") || name === query.get("datacenter"));
+  const rate = el("input", { type: "number", min: 1, size: 8, placeholder: "all at once" });
   const doit = (dry) => async () => {
     const said = [];
+    const pace = rate.value ? { rate: Number(rate.value) } : {};
     for (const datacenter of names) {
-      const done = await act("replay", { datacenter, fate: query.get("fate") || "", reason: query.get("reason") || "", dry_run: dry });
-      said.push(`${datacenter}: ${done.error || (dry ? `${number(done.would_replay)} would be tried again` : `${number(done.replayed)} are tried again`)}`);
+      const done = await act("replay", { datacenter, fate: query.get("fate") || "", reason: query.get("reason") || "", dry_run: dry, ...pace });
+      const at = done.rate ? `, ${number(done.rate)} a second` : "";
+      said.push(`${datacenter}: ${done.error || (dry ? `${number(done.would_replay)} would be tried again` : `${number(done.replayed)} are tried again${at}`)}`);
     }
     draw("replayed", el("p", { role: "status" }, said.join("; ")));
   };
   form.append(el("button", { type: "button", onclick: doit(true) }, "How many would be replayed"),
-    el("button", { type: "button", class: "danger", onclick: doit(false) }, "Replay what is shown"));
+    el("label", {}, "events a second", rate), el("button", { type: "button", class: "danger", onclick: doit(false) }, "Replay what is shown"));
   return form;
 }
 
