@@ -1,11 +1,47 @@
-"""A field of each joined line, for sinks that keep lines by it."""
+"""Fields of each joined line, for sinks that look at some."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from photon.core.columns import Field, decoder_of, parse_path, split_lines
+
+Columns = dict[str, list[Any]]
+
+
+def fields_of(paths: Mapping[str, str]) -> Callable[[bytes], Columns]:
+    """Names and paths of fields -> whole lines -> by name the value of each line, None where it has none.
+
+    UsageError for paths that can't be.
+    """
+    fields = {name: Field(parse_path(path), Any, optional=True) for name, path in paths.items()}
+    decoder, columns = decoder_of("Looked", fields)
+
+    def of_lines(lines: bytes) -> Columns:
+        try:
+            events = decoder.decode_lines(lines)
+        except msgspec.DecodeError:
+            return _one_by_one(fields, split_lines(lines))
+        return {name: column(events) for name, column in columns.items()}
+
+    return of_lines
+
+
+def _one_by_one(fields: Mapping[str, Field], lines: Sequence[bytes]) -> Columns:
+    """The same, where what is on the way to a field is something else in a line."""
+
+    def value(decoder: Any, column: Callable[[list[Any]], list[Any]], line: bytes) -> Any:
+        try:
+            return column([decoder.decode(line)])[0]
+        except msgspec.DecodeError:
+            return None
+
+    found = {}
+    for name, field in fields.items():
+        decoder, columns = decoder_of("LookedAlone", {name: field})
+        found[name] = [value(decoder, columns[name], line) for line in lines]
+    return found
 
 
 def keys_by(field: str) -> Callable[[bytes], Sequence[bytes | None]]:
@@ -13,23 +49,8 @@ def keys_by(field: str) -> Callable[[bytes], Sequence[bytes | None]]:
 
     UsageError for a field that can't be.
     """
-    decoder, columns = decoder_of("Keyed", {"key": Field(parse_path(field), Any, optional=True)})
-    column = columns["key"]
-
-    def of_line(line: bytes) -> Any:
-        try:
-            return column([decoder.decode(line)])[0]
-        except msgspec.DecodeError:  # what is on the way to it is something else here
-            return None
-
-    def keys(lines: bytes) -> Sequence[bytes | None]:
-        try:
-            found = column(decoder.decode_lines(lines))
-        except msgspec.DecodeError:
-            found = [of_line(line) for line in split_lines(lines)]
-        return [_as_text(value) for value in found]
-
-    return keys
+    of_lines = fields_of({"key": field})
+    return lambda lines: [_as_text(value) for value in of_lines(lines)["key"]]
 
 
 def _as_text(value: Any) -> bytes | None:

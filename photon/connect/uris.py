@@ -27,6 +27,7 @@ _OURS: Final[dict[str, dict[str, str]]] = {
         "kafka": "photon.connect.kafka_sink:make_sink",
         "postgresql": "photon.connect.postgresql:make_sink",
         "iceberg": "photon.connect.iceberg:make_sink",
+        "otlp": "photon.connect.traces:make_sink",
         **dict.fromkeys(("s3", "gs", "az", "file"), "photon.connect.objects:make_sink"),
     },
 }
@@ -35,6 +36,7 @@ _EXTRAS: Final = {
     "psycopg": "postgresql",
     "obstore": "objects",
     "pyiceberg": "iceberg",
+    "opentelemetry": "otlp",
 }
 
 

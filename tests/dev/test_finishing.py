@@ -11,6 +11,7 @@ from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.dev import run as dev_run
+from photon.dev.links import Links
 from photon.dev.run import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
 from photon.dev.view import PipelineFigures, View
 
@@ -83,7 +84,7 @@ def run_in(tmp_path, told_to_stop, seconds=0.0, told=None):
     topology = Topology({}, [], [], str(tmp_path), "", False, [], [])
     job = dev_run.DevJob(tmp_path, tmp_path, seconds=seconds)
     view = None if told is None else SimpleNamespace(notice=told.append)
-    return dev_run._Run(job, topology, Ground(FreshLauncher(), told_to_stop, 0), view)
+    return dev_run._Run(job, Links(topology, proxied=False), Ground(FreshLauncher(), told_to_stop, 0), view)
 
 
 class FailingFeeder:
