@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-HELLO, FRAME, ACK, BEGINS, REPORT, MARKS, STATUS, FINISH, FINISHED, ASK, ANSWER, BEAT, LATENESS = range(13)
+HELLO, FRAME, ACK, BEGINS, REPORT, MARKS, STATUS, FINISH, FINISHED, ASK, ANSWER, BEAT = range(12)
+LATENESS, LEASE = range(12, 14)
 """Kinds: of workers to each other, of workers and the authority, of commands and the run."""
 
 _HEAD: Final = 5

@@ -49,7 +49,16 @@ CREATE TABLE IF NOT EXISTS log (lane smallint, sequencer bigint, number bigint, 
                                 PRIMARY KEY (lane, sequencer, number));
 CREATE TABLE IF NOT EXISTS rows (name bytea PRIMARY KEY, value bytea NOT NULL);
 CREATE TABLE IF NOT EXISTS meta (name bytea PRIMARY KEY, value bytea NOT NULL);
+CREATE TABLE IF NOT EXISTS lease (one bool PRIMARY KEY DEFAULT true CHECK (one),
+                                  holder text NOT NULL, shown text NOT NULL, until timestamptz NOT NULL);
 """
+_HOLD: Final = """
+INSERT INTO lease (holder, shown, until) VALUES (%s, %s, clock_timestamp() + make_interval(secs => %s))
+ON CONFLICT (one) DO UPDATE SET holder = EXCLUDED.holder, shown = EXCLUDED.shown, until = EXCLUDED.until
+WHERE lease.holder = EXCLUDED.holder OR lease.until < clock_timestamp() RETURNING 1"""
+_HELD: Final = "SELECT shown, extract(epoch FROM until)::float FROM lease"
+_LET_GO: Final = "DELETE FROM lease WHERE holder = %s"
+_HAS_LEASE: Final = "SELECT 1 FROM lease WHERE holder = %s FOR SHARE"
 _NEXT_SEQUENCER: Final = "UPDATE sequencers SET last = last + 1 RETURNING last"
 _END_CLAIMS: Final = """
 UPDATE claims SET alive = false
@@ -95,8 +104,10 @@ class PostgresqlStore(LoggedStore):
     `?may_lose_acknowledged=yes`; StorageError if it does not answer for AGAIN_S.
     """
 
-    def __init__(self, uri: str, again_s: float = AGAIN_S) -> None:
+    def __init__(self, uri: str, again_s: float = AGAIN_S, holder: str = "") -> None:
+        """`holder`: of the lease, without which it claims nothing; empty: it needs none."""
         super().__init__()
+        self._holder = holder
         parsed = parse_uri(uri)
         given = dict(parsed.options)
         self._schema = given.pop("schema", SCHEMA)
@@ -147,6 +158,22 @@ class PostgresqlStore(LoggedStore):
 
         return self._do("rest", ask)
 
+    def hold(self, holder: str, shown: str, seconds: float) -> tuple[str, float] | None:
+        """millwheel.lease.LeaseStore."""
+
+        def hold(connection: _Connection) -> tuple[str, float] | None:
+            while connection.execute(_HOLD, (holder, shown, seconds)).fetchone() is None:
+                other = connection.execute(_HELD).fetchone()
+                if other is not None:  # else it was let go just now
+                    return other[0], other[1]
+            return None
+
+        return self._do("rest", hold, self._again_s)
+
+    def let_go(self, holder: str) -> None:
+        """millwheel.lease.LeaseStore."""
+        self._do("rest", lambda connection: connection.execute(_LET_GO, (holder,)), self._again_s)
+
     def close(self) -> None:
         for name in list(self._connections):
             self._lose(name)
@@ -167,6 +194,8 @@ class PostgresqlStore(LoggedStore):
     def _take(self, slots: Sequence[int], me: int, workers: int) -> int:
         def take(connection: _Connection) -> int:
             with connection.transaction():
+                if self._holder and connection.execute(_HAS_LEASE, (self._holder,)).fetchone() is None:
+                    raise ZombieError(f"another run has what is in {self.shown}")
                 row = connection.execute(_NEXT_SEQUENCER).fetchone()
                 assert row is not None
                 sequencer = int(row[0])

@@ -12,7 +12,7 @@ import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from millwheel import links
 from millwheel.disk import Disk
@@ -22,6 +22,7 @@ from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import Frame, decode_frame, encode_frame
 from millwheel.engine.store import keeper, lateness_row, owners, sink_row
 from millwheel.engine.wheel import Lines, Wheel
+from millwheel.lease import holder_of
 from millwheel.links import Link, LostError, pack, unpack
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
@@ -29,6 +30,9 @@ from millwheel.topology import DEAD_LETTERS, LogSink, Topology
 from photon.core.clock import Clock
 from photon.core.errors import UsageError
 from photon.logs.shares import SLOTS
+
+if TYPE_CHECKING:
+    from millwheel.postgresql import PostgresqlStore
 
 CONTROL: Final = "control.sock"
 UNACKED_BYTES_MAX: Final = 64 << 20
@@ -86,6 +90,8 @@ class Worker:
         self._places_committing: list[tuple[str, int, bytes]] = []
         self._spent: list[Path] = []
         """Files that nobody needs once the commit under way is durable."""
+        self._may_until = 0.0
+        """As the run tells: by then it renews its lease, or another run may go on from here."""
         self._next_sync = self._next_status = self._next_connect = 0.0
         self._reported: dict[str, int] = {}
         self._chunks = 0
@@ -110,9 +116,10 @@ class Worker:
         try:
             while not self._stopping:
                 self._poll()
-                self._look()
-                self._commit()
-                self._tell()
+                if self._may_go_on:
+                    self._look()
+                    self._commit()
+                    self._tell()
         finally:
             self._thread.shutdown(wait=True)
             for source in self._sources:
@@ -138,7 +145,7 @@ class Worker:
     # What comes in
 
     def _poll(self) -> None:
-        wait = 0.0 if self._busy else self._patience()
+        wait = 0.0 if self._busy and self._may_go_on else self._patience()
         for key, events in self._selector.select(wait):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
@@ -146,6 +153,10 @@ class Worker:
             else:
                 key.data(key.fileobj, events)
         self._connect()
+
+    @property
+    def _may_go_on(self) -> bool:
+        return self._clock.monotonic() < self._may_until
 
     @property
     def _busy(self) -> bool:
@@ -269,6 +280,8 @@ class Worker:
                     source.allow(allowed[source.name])
         elif kind == links.FINISH:
             self._finishing = True
+        elif kind == links.LEASE:
+            self._may_until = unpack(payload)
 
     # What goes out
 
@@ -416,17 +429,20 @@ class Worker:
 
 def store_of(work: Path, uri: str = "") -> LoggedStore:
     """The run's: on this machine, or where the URI says. StorageError, UsageError."""
-    if not uri:
-        return Disk(work)
+    return shared_store(uri, holder_of(work)) if uri else Disk(work)
+
+
+def shared_store(uri: str, holder: str = "", again_s: float | None = None) -> "PostgresqlStore":
+    """As millwheel.postgresql.PostgresqlStore."""
     if not uri.startswith(("postgresql://", "postgres://")):
         raise UsageError(
             f"--store {uri}: give postgresql://USER@HOST/DATABASE, or none for this machine's disk"
         )
     try:
-        from millwheel.postgresql import PostgresqlStore
+        from millwheel.postgresql import AGAIN_S, PostgresqlStore
     except ImportError as error:
         raise UsageError("--store needs psycopg: pip install 'photon-joiner[postgresql]'") from error
-    return PostgresqlStore(uri)
+    return PostgresqlStore(uri, AGAIN_S if again_s is None else again_s, holder)
 
 
 def serve(

@@ -39,26 +39,19 @@ def _running(command: _Command) -> _Command:
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 @click.option("--store", default="", metavar="URI", help="State in PostgreSQL; else in --work.")
 @path_option("--history", help="Begin where this one (`photon millwheel history --goes-on`) ended.")
+@click.option("--standby", is_flag=True, help="While another run has the --store, wait; then take over.")
 @_running
-def run(
-    topology: str, store: str, history: Path | None, work: Path, workers: int, follow: bool, as_json: bool
-) -> int:
+def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
 
     Status 1 if there are dead letters (WORK/dead-letters says why).
     """
-    return _run(topology, work, workers, follow, as_json, store, history)
+    return _run(topology, work, workers, follow, as_json, **more)
 
 
-def _run(
-    topology: str,
-    work: Path,
-    workers: int,
-    follow: bool,
-    as_json: bool,
-    store: str = "",
-    history: Path | None = None,
-) -> int:
+def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
+    """`more`: store, history and standby, as of WheelRun."""
+    from millwheel.errors import ReplacedError
     from photon.cluster.supervisor import die_with_parent
     from photon.cluster.wheels import WheelRun
 
@@ -67,8 +60,14 @@ def _run(
     def tell(line: str) -> None:
         click.echo(f"photon: {line}", err=True)
 
-    run = WheelRun(topology, work, workers, follow, tell, store, history)
-    summary = run.run()
+    while True:
+        try:
+            summary = WheelRun(topology, work, workers, follow, tell, **more).run()
+            break
+        except ReplacedError as error:
+            if not more.get("standby"):
+                raise
+            tell(str(error))
     if as_json:
         click.echo(json.dumps(summary))
     else:

@@ -24,10 +24,12 @@ from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pac
 from millwheel.engine.store import GIVEN, TAKEN_UP
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
+from millwheel.errors import ReplacedError
+from millwheel.lease import LEASE_S, Lease
 from millwheel.links import Link, LostError, pack, unpack
 from millwheel.push import PushedLogs
 from millwheel.topology import Topology, load_topology
-from millwheel.worker import CONTROL, pushed_logs, store_of
+from millwheel.worker import CONTROL, pushed_logs, shared_store, store_of
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
 from photon.connect.uris import parse_uri
 from photon.core.clock import SystemClock
@@ -91,9 +93,10 @@ class WheelRun:
         tell: Tell,
         store: str = "",
         history: Path | None = None,
+        standby: bool = False,
     ) -> None:
-        """`history`: what a run that has not begun takes up first (millwheel.history). UsageError,
-        TopologyError, LockedError, StorageError."""
+        """`history`: what a run that has not begun takes up first (millwheel.history). `standby`: as long as
+        another run has the store, it waits. UsageError, TopologyError, LockedError, StorageError."""
         if not 1 <= workers <= SLOTS:
             raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
         self._name, self._work, self._workers, self._follow, self._tell = name, work, workers, follow, tell
@@ -101,11 +104,18 @@ class WheelRun:
         topology = load_topology(name)
         with storage_errors(work):
             make_directory(work)
+        if standby and not store:
+            raise UsageError("--standby waits for what is in a --store that several machines reach: name one")
         self._lock = DirectoryLock(work)
+        self._lease: Lease | None = None
         try:
+            self._same_store()
+            if store:
+                self._lease = Lease(shared_store(store, again_s=LEASE_S), work, SystemClock())
+                self._lease.take(standby, tell)
             self._plan = self._number(topology)
         except BaseException:
-            self._lock.release()
+            self._let_go()
             raise
         self._authority = Authority(self._plan.sources, workers)
         self._stragglers = Stragglers(topology.injectors)
@@ -120,14 +130,18 @@ class WheelRun:
         self._trial: _Trial | None = None
         self._restarts = 0
         """Of workers that were stopped since."""
+        self._may_until = float("inf") if self._lease is None else self._lease.until
+        """Workers go on as long."""
         self._began = time.monotonic()
 
     def run(self) -> dict[str, Any]:
         """Until the logs are worked off, or somebody stops it. The summary."""
-        with self._lock, links.listen(self._work, CONTROL) as listener:
+        with contextlib.ExitStack() as held:
+            held.callback(self._let_go)
+            listener = held.enter_context(links.listen(self._work, CONTROL))
             self._selector.register(listener, selectors.EVENT_READ)
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._on_stop)
+                held.callback(signal.signal, number, signal.signal(number, self._on_stop))
             try:
                 self._start()
                 while not self._stop and len(self._finished) < self._workers:
@@ -139,6 +153,11 @@ class WheelRun:
                 if self._trial is not None:
                     self._trial.kill()
         return self.summary()
+
+    def _let_go(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
+        self._lock.release()
 
     def summary(self) -> dict[str, Any]:
         counts = summed([status["counts"] for status in self._statuses.values()])
@@ -190,7 +209,6 @@ class WheelRun:
     def _number(self, topology: Topology) -> Plan:
         """Before workers start, whose number may be another: what former ones left is for all to see, and
         none of them commits any more."""
-        self._same_store()
         store = store_of(self._work, self._store)
         try:
             if self._store:
@@ -275,6 +293,11 @@ class WheelRun:
             self._supervisor.start(f"worker-{worker}", arguments + ([] if self._follow else ["--drain"]))
 
     def _turn(self) -> None:
+        if self._lease is not None and self._lease.until != self._may_until:
+            self._may_until = self._lease.until
+            self._send_all(links.LEASE, pack(self._may_until))
+        if self._lease is not None and self._lease.lost_to:
+            raise ReplacedError(f"{self._lease.lost_to} runs this now")
         self._supervisor.poll()
         for notice in self._supervisor.notices:
             self._tell(notice)
@@ -314,6 +337,7 @@ class WheelRun:
             self._authority.restore(marks)
             self._send_all(links.MARKS, pack(self._authority.marks))
             self._send(worker, links.LATENESS, pack(self._stragglers.lateness_us))
+            self._send(worker, links.LEASE, pack(self._may_until))
             if self._ended:
                 self._send(worker, links.FINISH, b"")
         elif kind == links.REPORT:

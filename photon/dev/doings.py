@@ -65,6 +65,8 @@ class Doings:
         if what == "restore":
             self._restore(cluster, name)
             return f"datacenter {name} is restored"
+        if name in self.down:
+            raise UsageError(f"datacenter {name} is {self.down[name]} already; restore it first")
         does, how = _OUTAGES[what]
         does(cluster, name)
         self.down = {**self.down, name: how}
@@ -93,7 +95,7 @@ class Doings:
 _OUTAGES: Final[Mapping[str, tuple[Callable[[LocalCluster, str], object], str]]] = {
     "kill": (LocalCluster.kill_datacenter, "killed"),
     "freeze": (LocalCluster.freeze_datacenter, "frozen"),
-    "fill": (LocalCluster.processes_of, "full"),
+    "fill": (LocalCluster.processes_of, "full"),  # if there are any; `step` does it, again and again
 }
 ACTIONS: Final = (*_OUTAGES, "restore", "cut", "delay", "mend")
 

@@ -125,6 +125,8 @@ def test_outages_are_done_by_the_thread_of_the_run_and_answered(outages):
     assert doings.down == {"east": "killed", "west": "frozen"}
     with pytest.raises(UsageError, match="no such datacenter"):
         doings.ask("kill", of("mars"))
+    with pytest.raises(UsageError, match="east is killed already"):
+        doings.ask("fill", of("east"))
     doings.end(cluster, links)
     assert doings.down == {"east": "killed"}
     assert doings.ask("restore", of("east")) == "datacenter east is restored"

@@ -35,11 +35,11 @@ class System:
             for line in lines:
                 file.write(line if isinstance(line, str) else json.dumps(line) + "\n")
 
-    def start(self, *words, name=NAME, told=None):
+    def start(self, *words, name=NAME, told=None, work="work"):
         """`told`: a file for what it tells on the way."""
         with told.open("w") if told else contextlib.nullcontext(subprocess.PIPE) as errors:
             self._process = subprocess.Popen(
-                self.command("run", name, "--work", "work", "--json", *words),
+                self.command("run", name, "--work", work, "--json", *words),
                 cwd=self.directory,
                 env=self.environment,
                 stdout=subprocess.PIPE,
@@ -97,14 +97,21 @@ class System:
         files = (self.directory / "work/dead-letters").glob("*.jsonl")
         return sum(len(path.read_text().splitlines()) for path in files)
 
-    def workers(self, kind=b"worker"):
-        found = []
+    def workers(self, kind=b"worker", work="work"):
+        return [pid for pid, words in self.processes(work) if kind in words]
+
+    def processes(self, work="work"):
+        """(pid, words) of those of the run in the work directory."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 words = path.read_bytes().split(b"\0")
-                if kind in words and os.readlink(path.parent / "cwd") == str(self.directory):
-                    found.append(int(path.parent.name))
-        return found
+                if work.encode() in words and os.readlink(path.parent / "cwd") == str(self.directory):
+                    yield int(path.parent.name), words
+
+    def signal(self, work, number):
+        """To all of them, the run itself first."""
+        for pid, _ in sorted(self.processes(work), key=lambda one: b"worker" in one[1]):
+            os.kill(pid, number)
 
     def sink(self, name):
         """Whole lines."""

@@ -83,7 +83,7 @@ def asked(monkeypatch):
     runs = []
 
     class Run:
-        def __init__(self, name, work, workers, follow, _tell, store, _history):
+        def __init__(self, name, work, workers, follow, _tell, store="", **_more):
             runs.append((load_topology(name), work, workers, follow, store))
 
         def run(self):
