@@ -104,7 +104,8 @@ def test_what_a_container_says_never_fills_the_disk() -> None:
     assert "max-size" in COMPOSE
     assert set(ADDRESSES) < services().keys()
     for name, lines in services().items():
-        kinds = ("<<: *photon\n", "<<: *machine\n", "    logging: *logging\n")
+        kinds = ("<<: *photon\n", "<<: *machine\n", "<<: *wheel\n", "<<: *wheel-db\n")
+        kinds += ("    logging: *logging\n",)
         assert any(kind in lines for kind in kinds), name
 
 
