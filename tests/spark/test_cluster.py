@@ -69,7 +69,7 @@ def test_a_worker_lost_in_the_middle_of_a_job_does_not_spoil_the_result(start, c
 )
 def test_ended_by_a_signal_it_leaves_neither_processes_nor_files(start, cluster, tmp_path, number, status):
     process = start("squares", "--began", tmp_path, "--seconds", "60")
-    wait_until(lambda: list(tmp_path.glob("began-*")), what="a task")
+    wait_until(lambda: list(tmp_path.glob("began-*")), 180, what="a task")
     ours = psutil.Process(process.pid).children(recursive=True)
     assert ours
     process.send_signal(number)
