@@ -429,20 +429,20 @@ class Worker:
 
 def store_of(work: Path, uri: str = "") -> LoggedStore:
     """The run's: on this machine, or where the URI says. StorageError, UsageError."""
-    return shared_store(uri, holder_of(work)) if uri else Disk(work)
+    return shared_store(uri, holder=holder_of(work)) if uri else Disk(work)
 
 
-def shared_store(uri: str, holder: str = "", again_s: float | None = None) -> "PostgresqlStore":
-    """As millwheel.postgresql.PostgresqlStore."""
+def shared_store(uri: str, **given: Any) -> "PostgresqlStore":
+    """As millwheel.postgresql.PostgresqlStore, to which `given` goes."""
     if not uri.startswith(("postgresql://", "postgres://")):
         raise UsageError(
             f"--store {uri}: give postgresql://USER@HOST/DATABASE, or none for this machine's disk"
         )
     try:
-        from millwheel.postgresql import AGAIN_S, PostgresqlStore
+        from millwheel.postgresql import PostgresqlStore
     except ImportError as error:
         raise UsageError("--store needs psycopg: pip install 'photon-joiner[postgresql]'") from error
-    return PostgresqlStore(uri, AGAIN_S if again_s is None else again_s, holder)
+    return PostgresqlStore(uri, **given)
 
 
 def serve(

@@ -15,6 +15,9 @@ from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 NAME = "tests.millwheel.topologies:TOPOLOGY"
+HELD = "tests.millwheel.topologies:HELD"
+LOSES = "may_lose_acknowledged=yes"
+"""Of a server without a standby, in its URI."""
 
 
 class System:

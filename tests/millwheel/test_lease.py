@@ -14,21 +14,11 @@ from millwheel.errors import ZombieError
 from millwheel.lease import Lease
 from photon.core.clock import SystemClock
 from photon.core.errors import StorageError, UsageError
-from tests.connect.postgresql import Postgresql, need_server
-from tests.millwheel.running import System
+from tests.millwheel.running import HELD, LOSES, System
 from tests.millwheel.topologies import clicks
 from tests.waiting import wait_until
 
 postgresql = pytest.importorskip("millwheel.postgresql", reason="the postgresql extra is not installed")
-HELD = "tests.millwheel.topologies:HELD"
-LOSES = "may_lose_acknowledged=yes"
-
-
-@pytest.fixture(scope="module")
-def server():
-    one = Postgresql(need_server())
-    yield one
-    one.close()
 
 
 @pytest.fixture

@@ -17,20 +17,12 @@ from millwheel.errors import ZombieError
 from photon.core.errors import StorageError, UsageError
 from photon.logs.shares import SLOTS
 from tests.connect.postgresql import Postgresql, need_server
+from tests.millwheel.running import HELD, LOSES
 from tests.millwheel.topologies import clicks
 from tests.waiting import wait_until
 
 psycopg = pytest.importorskip("psycopg", reason="the postgresql extra is not installed")
 ALL = range(SLOTS)
-HELD = "tests.millwheel.topologies:HELD"
-LOSES = "may_lose_acknowledged=yes"
-
-
-@pytest.fixture(scope="module")
-def server():
-    made = Postgresql(need_server())
-    yield made
-    made.close()
 
 
 @pytest.fixture

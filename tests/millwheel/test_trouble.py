@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_disks import full, small_disk
+from tests.millwheel.running import HELD
 from tests.millwheel.topologies import SECOND, clicks
 from tests.waiting import wait_until
 
-HELD = "tests.millwheel.topologies:HELD"
 TOLD = "no space left"
 
 
