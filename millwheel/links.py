@@ -1,4 +1,5 @@
-"""Messages between the processes of a run, over Unix sockets in the work directory.
+"""Messages between the processes of a run: over Unix sockets in the work directory, and between machines over
+TCP, through mutual TLS where [tls] is set.
 
 A message is its length (u32, little endian), its kind (u8) and its bytes. Nothing waits: what can't be sent
 yet is kept, and what is not whole yet is left. A lost link loses what was under way; who must, sends it
@@ -9,18 +10,27 @@ import contextlib
 import os
 import selectors
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from photon.core.addresses import split
+from photon.raft.links import Channel, LinkClosedError, TlsChannel
+from photon.rpc.network import Network
+
 HELLO, FRAME, ACK, BEGINS, REPORT, MARKS, STATUS, FINISH, FINISHED, ASK, ANSWER, BEAT = range(12)
 LATENESS, LEASE = range(12, 14)
-"""Kinds: of workers to each other, of workers and the authority, of commands and the run."""
+"""Kinds: of workers to each other, of workers and who leads, of commands and the run."""
 
+CONTROL: Final = "control.sock"
 _HEAD: Final = 5
 _READ_BYTES: Final = 1 << 20
 _MESSAGE_BYTES_MAX: Final = 1 << 30
+_GONE_MS: Final = 5_000
+"""A machine that vanished answers nothing, and says no goodbye."""
 pack: Final = msgspec.msgpack.encode
 unpack: Final = msgspec.msgpack.decode
 
@@ -30,11 +40,15 @@ class LostError(Exception):
 
 
 class Link:
-    """One connection. For one thread."""
+    """One connection. For one thread. `connecting`: it was dialed, and may not be there yet."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(
+        self, connection: socket.socket, channel: Channel | None = None, connecting: bool = False
+    ) -> None:
         connection.setblocking(False)
         self._socket = connection
+        self._channel = channel or Channel(connection)
+        self._connecting = connecting
         self._unsent = bytearray()
         self._read = bytearray()
 
@@ -44,7 +58,8 @@ class Link:
     @property
     def events(self) -> int:
         """What a selector is to wait for."""
-        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        waits = self._connecting or self._channel.pending or (self._unsent and self._channel.established)
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
 
     def send(self, kind: int, payload: bytes) -> None:
         """LostError."""
@@ -54,43 +69,137 @@ class Link:
     def flush(self) -> None:
         """LostError."""
         try:
-            while self._unsent:
-                with memoryview(self._unsent) as view:
-                    sent = self._socket.send(view[:_READ_BYTES])
+            if self._connecting and not self._is_connected():
+                return
+            self._channel.push()
+            while self._unsent and self._channel.established:
+                with memoryview(self._unsent) as view, view[:_READ_BYTES] as some:
+                    sent = self._channel.send([some])
                 del self._unsent[:sent]
         except BlockingIOError:
             pass
-        except OSError as error:
-            raise LostError from error
+        except (OSError, LinkClosedError) as error:
+            raise LostError(str(error)) from error
 
     def receive(self) -> list[tuple[int, bytes]]:
         """The messages that are whole. LostError if the other side is gone and no whole one is left."""
-        lost = False
+        lost: Exception | None = None
         try:
-            data = self._socket.recv(_READ_BYTES)
-            lost = not data
-            self._read += data
+            self._read += self._channel.receive(_READ_BYTES)
         except BlockingIOError:
             pass
-        except OSError:
-            lost = True
+        except (OSError, LinkClosedError) as error:
+            lost = error
         messages = []
         at = 0
         while len(self._read) - at >= _HEAD:
             length = int.from_bytes(self._read[at : at + 4], "little")
             if length > _MESSAGE_BYTES_MAX:
-                raise LostError
+                raise LostError(f"a message of {length} bytes")
             if len(self._read) - at < _HEAD + length:
                 break
             messages.append((self._read[at + 4], bytes(self._read[at + _HEAD : at + _HEAD + length])))
             at += _HEAD + length
         del self._read[:at]
-        if lost and not messages:
-            raise LostError
+        if lost is not None and not messages:
+            raise LostError(str(lost)) from lost
+        if lost is None:
+            self.flush()  # of a handshake
         return messages
 
     def close(self) -> None:
         self._socket.close()
+
+    def _is_connected(self) -> bool:
+        """OSError if it never will be."""
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        try:
+            self._socket.getpeername()
+        except OSError:
+            return False
+        self._connecting = False
+        self._channel.start()
+        return True
+
+
+def watch(selector: selectors.BaseSelector, link: Link) -> None:
+    """Have the selector wait for what the link waits for."""
+    key = selector.get_key(link)
+    if key.events != link.events:
+        selector.modify(link, link.events, key.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How the processes of a run reach each other.
+
+    `lead`, `workers`: the addresses of who leads and of each worker; without them all are on this machine,
+    and have sockets in the work directory.
+    """
+
+    work: Path
+    lead: str = ""
+    workers: tuple[str, ...] = ()
+    network: Network = field(default_factory=Network)
+
+    def listen(self, worker: int) -> socket.socket:
+        """UsageError for a port beyond loopback that is not secured; OSError."""
+        return self.bind(self.workers[worker]) if self.workers else listen(self.work, worker_socket(worker))
+
+    def bind(self, address: str) -> socket.socket:
+        """As `listen`."""
+        host, port = split(self.network.bound(address))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+        listener.setblocking(False)
+        return listener
+
+    def accept(self, listener: socket.socket) -> Link:
+        """OSError."""
+        connection, _ = listener.accept()
+        tls = None if listener.family == socket.AF_UNIX else self.network.tls
+        _let_go_of_the_dead(connection)
+        return Link(connection, None if tls is None else TlsChannel(connection, tls.server_context()))
+
+    def to_worker(self, worker: int) -> Link:
+        """OSError."""
+        return self.dial(self.workers[worker]) if self.workers else connect(self.work, worker_socket(worker))
+
+    def to_lead(self) -> Link:
+        """OSError."""
+        return self.dial(self.lead) if self.lead else connect(self.work, CONTROL)
+
+    def dial(self, address: str) -> Link:
+        """It may turn out to be lost. OSError."""
+        host, port = split(self.network.via.get(address, address))
+        family, kind, protocol, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            _let_go_of_the_dead(connection)
+            with contextlib.suppress(BlockingIOError):
+                connection.connect(found)
+            tls = self.network.tls
+            channel = None if tls is None else TlsChannel(connection, tls.client_context())
+        except BaseException:
+            connection.close()
+            raise
+        return Link(connection, channel, connecting=True)
+
+
+def _let_go_of_the_dead(connection: socket.socket) -> None:
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_MS)
+
+
+def worker_socket(worker: int) -> str:
+    return f"worker-{worker}.sock"
 
 
 def listen(directory: Path, name: str) -> socket.socket:
@@ -117,28 +226,28 @@ def connect(directory: Path, name: str) -> Link:
     return Link(connection)
 
 
-def ask(directory: Path, name: str, question: Any, timeout_s: float = 10.0) -> Any:
-    """One question, one answer. OSError if nobody answers in time."""
-    link = connect(directory, name)
-    try:
-        link._socket.settimeout(timeout_s)
-        link._socket.sendall(b"".join(_message(ASK, pack(question))))
-        while True:
-            for kind, payload in link.receive():
-                if kind == ANSWER:
-                    return unpack(payload)
-    except LostError as error:
-        raise ConnectionError(f"{directory / name}: no answer") from error
-    finally:
-        link.close()
-
-
-def _message(kind: int, payload: bytes) -> tuple[bytes, ...]:
-    return len(payload).to_bytes(4, "little"), bytes((kind,)), payload
+def ask(link: Link, question: Any, timeout_s: float = 10.0) -> Any:
+    """One question, one answer. ConnectionError if nobody answers in time."""
+    with contextlib.closing(link), selectors.DefaultSelector() as selector:
+        selector.register(link, link.events)
+        try:
+            link.send(ASK, pack(question))
+            while True:
+                watch(selector, link)
+                found = selector.select(timeout_s)
+                if not found:
+                    raise TimeoutError("no answer in time")
+                link.flush()
+                if found[0][1] & selectors.EVENT_READ:
+                    for kind, payload in link.receive():
+                        if kind == ANSWER:
+                            return unpack(payload)
+        except LostError as error:
+            raise ConnectionError(f"no answer: {error}") from error
 
 
 @contextlib.contextmanager
-def _short(directory: Path) -> Any:
+def _short(directory: Path) -> Iterator[str]:
     """A name of the directory that fits into a socket's address, however long its path is."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

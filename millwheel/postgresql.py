@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import msgspec
 import psycopg
 from psycopg import errors, sql
 
 from millwheel.engine.logged import LoggedStore, put_together
 from millwheel.errors import ZombieError
+from millwheel.machines import Machine, Member, Round, View
 from photon.connect.postgresql import ASK_S, connected
 from photon.connect.uris import parse_uri
 from photon.core.clock import Backoff
@@ -50,15 +52,31 @@ CREATE TABLE IF NOT EXISTS log (lane smallint, sequencer bigint, number bigint, 
 CREATE TABLE IF NOT EXISTS rows (name bytea PRIMARY KEY, value bytea NOT NULL);
 CREATE TABLE IF NOT EXISTS meta (name bytea PRIMARY KEY, value bytea NOT NULL);
 CREATE TABLE IF NOT EXISTS lease (one bool PRIMARY KEY DEFAULT true CHECK (one),
-                                  holder text NOT NULL, shown text NOT NULL, until timestamptz NOT NULL);
+                                  holder text NOT NULL, machine bytea NOT NULL, until timestamptz NOT NULL);
+CREATE TABLE IF NOT EXISTS machines (holder text PRIMARY KEY, machine bytea NOT NULL, at bigint NOT NULL,
+                                     until timestamptz NOT NULL);
+CREATE TABLE IF NOT EXISTS rounds (one bool PRIMARY KEY DEFAULT true CHECK (one),
+                                   number bigint NOT NULL, packed bytea NOT NULL);
 """
 _HOLD: Final = """
-INSERT INTO lease (holder, shown, until) VALUES (%s, %s, clock_timestamp() + make_interval(secs => %s))
-ON CONFLICT (one) DO UPDATE SET holder = EXCLUDED.holder, shown = EXCLUDED.shown, until = EXCLUDED.until
+INSERT INTO lease (holder, machine, until) VALUES (%s, %b, clock_timestamp() + make_interval(secs => %s))
+ON CONFLICT (one) DO UPDATE SET holder = EXCLUDED.holder, machine = EXCLUDED.machine, until = EXCLUDED.until
 WHERE lease.holder = EXCLUDED.holder OR lease.until < clock_timestamp() RETURNING 1"""
-_HELD: Final = "SELECT shown, extract(epoch FROM until)::float FROM lease"
+_HELD: Final = "SELECT machine, extract(epoch FROM until)::float FROM lease"
 _LET_GO: Final = "DELETE FROM lease WHERE holder = %s"
-_HAS_LEASE: Final = "SELECT 1 FROM lease WHERE holder = %s FOR SHARE"
+_LEADS: Final = "SELECT 1 FROM lease WHERE holder = %s FOR SHARE"
+_BE_THERE: Final = """
+INSERT INTO machines (holder, machine, at, until)
+VALUES (%s, %b, %s, clock_timestamp() + make_interval(secs => %s))
+ON CONFLICT (holder) DO UPDATE SET machine = EXCLUDED.machine, at = EXCLUDED.at, until = EXCLUDED.until"""
+_THERE: Final = "SELECT machine, at FROM machines WHERE until >= clock_timestamp()"
+_FORGET: Final = "DELETE FROM machines WHERE until < clock_timestamp() - interval '1 hour'"
+_LEAVE: Final = "DELETE FROM machines WHERE holder = %s"
+_ROUND: Final = "SELECT packed FROM rounds"
+_IS_ROUND: Final = "SELECT 1 FROM rounds WHERE number = %s FOR SHARE"
+_PUBLISH: Final = """
+INSERT INTO rounds (number, packed) VALUES (%s, %b)
+ON CONFLICT (one) DO UPDATE SET number = EXCLUDED.number, packed = EXCLUDED.packed"""
 _NEXT_SEQUENCER: Final = "UPDATE sequencers SET last = last + 1 RETURNING last"
 _END_CLAIMS: Final = """
 UPDATE claims SET alive = false
@@ -88,6 +106,9 @@ _SCAN_ON: Final = "SELECT name, value FROM rows WHERE name >= %b ORDER BY name"
 _NUMBER: Final = """
 INSERT INTO meta (name, value) VALUES (%b, %b) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
 
+_encode: Final = msgspec.msgpack.encode
+_machine: Final = msgspec.msgpack.Decoder(Machine).decode
+_round: Final = msgspec.msgpack.Decoder(Round).decode
 _Connection = psycopg.Connection[tuple[Any, ...]]
 _Done = TypeVar("_Done")
 
@@ -104,10 +125,11 @@ class PostgresqlStore(LoggedStore):
     `?may_lose_acknowledged=yes`; StorageError if it does not answer for AGAIN_S.
     """
 
-    def __init__(self, uri: str, again_s: float = AGAIN_S, holder: str = "") -> None:
-        """`holder`: of the lease, without which it claims nothing; empty: it needs none."""
+    def __init__(self, uri: str, again_s: float = AGAIN_S, number: int = 0) -> None:
+        """`number`: of the round (millwheel.machines) in which it claims, and in no other; 0: in any. Whether
+        a standby confirms is asked by who begins, not by those of a round: a failover may leave none."""
         super().__init__()
-        self._holder = holder
+        self._round = number
         parsed = parse_uri(uri)
         given = dict(parsed.options)
         self._schema = given.pop("schema", SCHEMA)
@@ -132,7 +154,8 @@ class PostgresqlStore(LoggedStore):
                 f"{self.shown}: {first_line(error)}; known are schema, {MAY_LOSE} and libpq's"
             ) from error
         try:
-            self._do("rest", lambda connection: self._make(connection, may_lose))
+            if not number:
+                self._do("rest", lambda connection: self._make(connection, may_lose))
         except BaseException:
             self.close()
             raise
@@ -158,21 +181,55 @@ class PostgresqlStore(LoggedStore):
 
         return self._do("rest", ask)
 
-    def hold(self, holder: str, shown: str, seconds: float) -> tuple[str, float] | None:
-        """millwheel.lease.LeaseStore."""
+    def hold(self, machine: Machine, seconds: float) -> tuple[Machine, float] | None:
+        """millwheel.machines.MachineStore."""
 
-        def hold(connection: _Connection) -> tuple[str, float] | None:
-            while connection.execute(_HOLD, (holder, shown, seconds)).fetchone() is None:
+        def hold(connection: _Connection) -> tuple[Machine, float] | None:
+            while not _leads(connection, machine, seconds):
                 other = connection.execute(_HELD).fetchone()
                 if other is not None:  # else it was let go just now
-                    return other[0], other[1]
+                    return _machine(bytes(other[0])), other[1]
             return None
 
         return self._do("rest", hold, self._again_s)
 
-    def let_go(self, holder: str) -> None:
-        """millwheel.lease.LeaseStore."""
-        self._do("rest", lambda connection: connection.execute(_LET_GO, (holder,)), self._again_s)
+    def renew(self, machine: Machine, at: int, seconds: float) -> View:
+        """millwheel.machines.MachineStore."""
+
+        def renew(connection: _Connection) -> View:
+            with connection.transaction():
+                leads = _leads(connection, machine, seconds)
+                connection.execute(_BE_THERE, (machine.holder, _encode(machine), at, seconds))
+                found = connection.execute(_ROUND).fetchone()
+                members: list[Member] = []
+                if leads:
+                    connection.execute(_FORGET)
+                    there = connection.execute(_THERE).fetchall()
+                    members = [Member(_machine(bytes(packed)), at) for packed, at in there]
+                return View(leads, Round() if found is None else _round(bytes(found[0])), members)
+
+        return self._do("rest", renew, self._again_s)
+
+    def publish(self, holder: str, following: Round) -> None:
+        """millwheel.machines.MachineStore."""
+
+        def publish(connection: _Connection) -> None:
+            with connection.transaction():
+                if connection.execute(_LEADS, (holder,)).fetchone() is None:
+                    raise ZombieError(f"another machine leads what is in {self.shown}")
+                connection.execute(_PUBLISH, (following.number, _encode(following)))
+
+        self._do("rest", publish, self._again_s)
+
+    def leave(self, holder: str) -> None:
+        """millwheel.machines.MachineStore."""
+
+        def leave(connection: _Connection) -> None:
+            with connection.transaction():
+                connection.execute(_LET_GO, (holder,))
+                connection.execute(_LEAVE, (holder,))
+
+        self._do("rest", leave, self._again_s)
 
     def close(self) -> None:
         for name in list(self._connections):
@@ -194,8 +251,8 @@ class PostgresqlStore(LoggedStore):
     def _take(self, slots: Sequence[int], me: int, workers: int) -> int:
         def take(connection: _Connection) -> int:
             with connection.transaction():
-                if self._holder and connection.execute(_HAS_LEASE, (self._holder,)).fetchone() is None:
-                    raise ZombieError(f"another run has what is in {self.shown}")
+                if self._round and connection.execute(_IS_ROUND, (self._round,)).fetchone() is None:
+                    raise ZombieError(f"the workers of {self.shown} are others by now")
                 row = connection.execute(_NEXT_SEQUENCER).fetchone()
                 assert row is not None
                 sequencer = int(row[0])
@@ -322,6 +379,10 @@ def _bounded(connection: _Connection, within_s: float) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+def _leads(connection: _Connection, machine: Machine, seconds: float) -> bool:
+    return connection.execute(_HOLD, (machine.holder, _encode(machine), seconds)).fetchone() is not None
 
 
 def _after(prefix: bytes) -> bytes | None:

@@ -187,7 +187,8 @@ class Topology:
     def __post_init__(self) -> None:
         makers: dict[str, str] = {name: name for name in self.injectors}
         for name in (*self.injectors, *self.computations, *self.sinks):
-            if not name or not all(c.isalnum() or c in "-_." for c in name) or name == DEAD_LETTERS:
+            own = name == DEAD_LETTERS and name not in self.sinks
+            if not name or not all(c.isalnum() or c in "-_." for c in name) or own:
                 raise TopologyError(f"'{name}' is no name here: letters, digits, '-', '_' and '.' make one")
         for name, made in self.computations.items():
             _check_node(name, made)
@@ -211,8 +212,8 @@ class Topology:
                         f"give it exactly_once=False, or '{makers[read.stream]}' strong ones"
                     )
         for name in self.sinks:
-            if name in self.injectors or name not in makers:  # an injector's lines stand in its logs
-                made_here = [stream for stream in makers if stream not in self.injectors]
+            made_here = [stream for stream in makers if stream not in self.injectors]
+            if name not in (*made_here, DEAD_LETTERS):  # an injector's lines stand in its logs
                 raise TopologyError(
                     f"sink '{name}': no computation produces to that stream; there are {_names(made_here)}"
                 )

@@ -22,8 +22,7 @@ from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import Frame, decode_frame, encode_frame
 from millwheel.engine.store import keeper, lateness_row, owners, sink_row
 from millwheel.engine.wheel import Lines, Wheel
-from millwheel.lease import holder_of
-from millwheel.links import Link, LostError, pack, unpack
+from millwheel.links import CONTROL, Link, LostError, Ways, pack, unpack
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology
@@ -34,7 +33,6 @@ from photon.logs.shares import SLOTS
 if TYPE_CHECKING:
     from millwheel.postgresql import PostgresqlStore
 
-CONTROL: Final = "control.sock"
 UNACKED_BYTES_MAX: Final = 64 << 20
 """Of records that other workers have not acknowledged: beyond it nothing more is read. The log is the buffer.
 """
@@ -53,25 +51,23 @@ def pushed_logs(work: Path, injector: str) -> Path:
     return work / "pushed" / injector
 
 
-def worker_socket(worker: int) -> str:
-    return f"worker-{worker}.sock"
-
-
 class Worker:
-    """`me` of `workers` of a run in the directory `work`. `drain`: the logs grow no more."""
+    """`me` of `workers` of a round (millwheel.machines) of a run. `drain`: the logs grow no more."""
 
     def __init__(
         self,
-        work: Path,
+        ways: Ways,
         topology: Topology,
         me: int,
         workers: int,
+        number: int,
         drain: bool,
         clock: Clock,
         store: LoggedStore,
     ) -> None:
-        """StorageError, UsageError; ConnectionError if there is no run."""
-        self._work, self._me, self._workers, self._clock = work, me, workers, clock
+        """`number`: of the round. StorageError, UsageError; ConnectionError if there is no run."""
+        self._ways, self._work, self._me, self._workers, self._clock = ways, ways.work, me, workers, clock
+        self._round = number
         self._store = store
         self._plan = Plan(topology, unpack_numbers(self._store.numbers(NUMBERS_ROW)))
         slots = [slot for slot, owner in enumerate(owners(workers)) if owner == me]
@@ -91,7 +87,7 @@ class Worker:
         self._spent: list[Path] = []
         """Files that nobody needs once the commit under way is durable."""
         self._may_until = 0.0
-        """As the run tells: by then it renews its lease, or another run may go on from here."""
+        """As the run on this machine tells: by then it renews this, or others go on from here."""
         self._next_sync = self._next_status = self._next_connect = 0.0
         self._reported: dict[str, int] = {}
         self._chunks = 0
@@ -100,11 +96,10 @@ class Worker:
         """The sync under way is the last one."""
         self._in: dict[int, Link] = {}
         self._out: dict[int, Link] = {}
-        self._listener = links.listen(work, worker_socket(me))
+        self._listener = ways.listen(me)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._control = links.connect(work, CONTROL)
-        self._watch(self._control, self._from_control)
-        self._control.send(links.BEGINS, pack([me, self._sequencer, self._wheel.marks]))
+        self._control: Link | None = None
+        self._report()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def run(self) -> None:
@@ -134,13 +129,22 @@ class Worker:
             os.eventfd_write(self._news, 1)
 
     def _beat(self) -> None:
-        """The authority knows a process that stands still from one whose user code takes long."""
-        link = links.connect(self._work, CONTROL)
-        pause = threading.Event()
-        with contextlib.suppress(LostError):
-            while True:
-                link.send(links.BEAT, pack([self._me, os.getpid()]))
-                pause.wait(BEAT_S)
+        """The run on this machine knows a process that stands still from one whose user code takes long, and
+        says until when it may go on."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                link = links.connect(self._work, CONTROL)
+                selector.register(link, selectors.EVENT_READ)
+                while True:
+                    link.send(links.BEAT, pack([self._me, os.getpid()]))
+                    next_beat = self._clock.monotonic() + BEAT_S
+                    while (wait := next_beat - self._clock.monotonic()) > 0:
+                        if selector.select(wait):
+                            for _, payload in link.receive():
+                                self._may_until = unpack(payload)
+                            self._wake()
+        except (LostError, OSError):
+            self._stop()  # the run is gone
 
     # What comes in
 
@@ -202,32 +206,31 @@ class Worker:
 
     def _accept(self, listener: Any, _: int) -> None:
         with contextlib.suppress(OSError):
-            connection, _address = listener.accept()
-            self._watch(Link(connection), self._from_peer)
+            self._watch(self._ways.accept(listener), self._from_peer)
 
     def _watch(self, link: Link, on_news: Any) -> None:
         def news(_: object, events: int) -> None:
             try:
                 if events & selectors.EVENT_WRITE:
                     link.flush()
-                    self._selector.modify(link, link.events, news)
                 if events & selectors.EVENT_READ:
                     for kind, payload in link.receive():
                         on_news(link, kind, payload)
+                links.watch(self._selector, link)
             except LostError:
                 self._lost(link)
 
-        self._selector.register(link, selectors.EVENT_READ, news)
+        self._selector.register(link, link.events, news)
 
-    def _send(self, link: Link, kind: int, payload: bytes) -> None:
+    def _send(self, link: Link | None, kind: int, payload: bytes) -> None:
+        if link is None:
+            return  # who leads is not there just now
         try:
             link.send(kind, payload)
         except LostError:
             self._lost(link)
             return
-        key = self._selector.get_key(link)
-        if key.events != link.events:
-            self._selector.modify(link, link.events, key.data)
+        links.watch(self._selector, link)
 
     def _lost(self, link: Link) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -237,32 +240,51 @@ class Worker:
             for worker in [worker for worker, known in peers.items() if known is link]:
                 del peers[worker]
         if link is self._control:
-            self._stopping = True  # the run is gone
+            self._control = None
+            if not self._ways.lead:
+                self._stopping = True  # the run is gone
 
     def _connect(self) -> None:
         """To workers that were not there yet or were lost; each gets again what it did not acknowledge."""
         now = self._clock.monotonic()
-        if len(self._out) == self._workers - 1 or now < self._next_connect:
+        connected = self._control is not None and len(self._out) == self._workers - 1
+        if connected or now < self._next_connect:
             return
         self._next_connect = now + _CONNECT_S
+        if self._control is None and not self._stopping:
+            with contextlib.suppress(OSError):
+                self._report()
         for worker in range(self._workers):
             if worker == self._me or worker in self._out:
                 continue
             try:
-                link = links.connect(self._work, worker_socket(worker))
+                link = self._ways.to_worker(worker)
             except OSError:
                 continue
             self._out[worker] = link
             self._watch(link, self._from_peer)
-            self._send(link, links.HELLO, pack(self._me))
+            self._send(link, links.HELLO, pack([self._round, self._me]))
             for frame in self._wheel.frames_for(worker):
                 if self._out.get(worker) is link:
                     self._send(link, links.FRAME, encode_frame(frame))
 
+    def _report(self) -> None:
+        """To who leads, from now on. OSError."""
+        self._control = self._ways.to_lead()
+        self._watch(self._control, self._from_control)
+        self._reported = {}
+        begins = [self._round, self._me, self._sequencer, self._wheel.marks]
+        self._send(self._control, links.BEGINS, pack(begins))
+
     def _from_peer(self, link: Link, kind: int, payload: bytes) -> None:
         if kind == links.HELLO:
-            self._in[unpack(payload)] = link
+            number, worker = unpack(payload)
+            if number != self._round:  # it has other key intervals in mind
+                raise LostError
+            self._in[worker] = link
         elif kind == links.FRAME:
+            if link not in self._in.values():
+                raise LostError
             self._wheel.receive(decode_frame(payload))
         elif kind == links.ACK:
             for worker, known in list(self._out.items()):
@@ -280,8 +302,6 @@ class Worker:
                     source.allow(allowed[source.name])
         elif kind == links.FINISH:
             self._finishing = True
-        elif kind == links.LEASE:
-            self._may_until = unpack(payload)
 
     # What goes out
 
@@ -364,7 +384,7 @@ class Worker:
         now = self._clock.monotonic()
         if self._finished and self._committing is None and not self._places_committing and not self._places:
             self._send(self._control, links.FINISHED, pack([self._me, self._status()]))
-            self._finishing = self._finished = False
+            self._finishing = self._finished = False  # told again if it is asked again
         elif now >= self._next_status:
             self._next_status = now + _STATUS_S
             self._send(self._control, links.STATUS, pack([self._me, self._status()]))
@@ -427,9 +447,9 @@ class Worker:
         return self._plan.topology.sinks.get(name) or LogSink(str(self._work / DEAD_LETTERS))
 
 
-def store_of(work: Path, uri: str = "") -> LoggedStore:
-    """The run's: on this machine, or where the URI says. StorageError, UsageError."""
-    return shared_store(uri, holder=holder_of(work)) if uri else Disk(work)
+def store_of(work: Path, uri: str, number: int) -> LoggedStore:
+    """The run's, in this round: on this machine, or where the URI says. StorageError, UsageError."""
+    return shared_store(uri, number=number) if uri else Disk(work)
 
 
 def shared_store(uri: str, **given: Any) -> "PostgresqlStore":
@@ -446,8 +466,16 @@ def shared_store(uri: str, **given: Any) -> "PostgresqlStore":
 
 
 def serve(
-    work: Path, topology: Topology, me: int, workers: int, drain: bool, clock: Clock, store: str = ""
+    ways: Ways,
+    topology: Topology,
+    me: int,
+    workers: int,
+    number: int,
+    drain: bool,
+    clock: Clock,
+    store: str = "",
 ) -> None:
     """As Worker, until it is over. `store`: as of store_of."""
     assert 0 <= me < workers <= SLOTS, (me, workers)
-    Worker(work, topology, me, workers, drain, clock, store_of(work, store)).run()
+    opened = store_of(ways.work, store, number)
+    Worker(ways, topology, me, workers, number, drain, clock, opened).run()

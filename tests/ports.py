@@ -24,6 +24,11 @@ def paired_ports(wanted: int) -> list[int]:
     return _runs(wanted, 2)
 
 
+def port_before(free: int) -> int:
+    """A free port, with as many free ones behind it."""
+    return _runs(1, 1 + free)[0]
+
+
 def _runs(wanted: int, length: int) -> list[int]:
     """Starts of `wanted` runs of neighbouring ports that are all free."""
     first = _LOW + _worker % _SHARES * _SHARE

@@ -66,7 +66,7 @@ class Plan:
             name: {"kind": "injector", "reads": []} for name in self.injectors
         }
         graph |= {name: {"kind": "computation", "reads": self.makers[name]} for name in self.order}
-        sinks = self.topology.sinks
+        sinks = [sink for sink in self.topology.sinks if sink in makers]
         return graph | {f"sink {sink}": {"kind": "sink", "reads": [makers[sink]]} for sink in sinks}
 
     def sink(self, stream: str) -> LogSink | None:

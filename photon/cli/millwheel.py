@@ -39,7 +39,13 @@ def _running(command: _Command) -> _Command:
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 @click.option("--store", default="", metavar="URI", help="State in PostgreSQL; else in --work.")
 @path_option("--history", help="Begin where this one (`photon millwheel history --goes-on`) ended.")
-@click.option("--standby", is_flag=True, help="While another run has the --store, wait; then take over.")
+@click.option(
+    "--machine",
+    default="",
+    metavar="HOST:PORT",
+    help="Others run this on the same --store, too, and reach this one here; workers have the next ports.",
+)
+@config_option("Settings (photon.toml) whose [tls] is for the links between machines.")
 @_running
 def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
@@ -50,8 +56,7 @@ def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **
 
 
 def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
-    """`more`: store, history and standby, as of WheelRun."""
-    from millwheel.errors import ReplacedError
+    """`more`: store, history, machine and config, as of WheelRun."""
     from photon.cluster.supervisor import die_with_parent
     from photon.cluster.wheels import WheelRun
 
@@ -60,14 +65,7 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
     def tell(line: str) -> None:
         click.echo(f"photon: {line}", err=True)
 
-    while True:
-        try:
-            summary = WheelRun(topology, work, workers, follow, tell, **more).run()
-            break
-        except ReplacedError as error:
-            if not more.get("standby"):
-                raise
-            tell(str(error))
+    summary = WheelRun(topology, work, workers, follow, tell, **more).run()
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -80,18 +78,39 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
 @_WORK
 @click.option("--worker", "me", type=int, required=True)
 @click.option("--workers", type=int, required=True)
+@click.option("--round", "number", type=int, required=True)
 @click.option("--drain", is_flag=True)
 @click.option("--store", default="")
-def worker(topology: str, work: Path, me: int, workers: int, drain: bool, store: str) -> None:
+@click.option("--lead", default="")
+@click.option("--addresses", default="")
+@config_option("Settings whose [tls] is for the links.")
+def worker(
+    topology: str,
+    work: Path,
+    me: int,
+    workers: int,
+    number: int,
+    drain: bool,
+    store: str,
+    lead: str,
+    addresses: str,
+    config: Path | None,
+) -> None:
     """One process of a run."""
+    from millwheel.links import Ways
     from millwheel.topology import load_topology
     from millwheel.worker import serve
     from photon.cluster.supervisor import die_with_parent
+    from photon.cluster.topology import network_of
     from photon.core.clock import SystemClock
+    from photon.core.settings import load_settings
 
     die_with_parent()
     logging.basicConfig()
-    serve(work, load_topology(topology), me, workers, drain, SystemClock(), store)
+    ways = Ways(work)
+    if lead:
+        ways = Ways(work, lead, tuple(addresses.split(",")), network_of(load_settings(config)))
+    serve(ways, load_topology(topology), me, workers, number, drain, SystemClock(), store)
 
 
 @group.command("receiver", hidden=True)
@@ -178,9 +197,9 @@ def status(work: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(told))
         return
-    click.echo(
-        f"{told['topology']}, {told['workers']} workers, {told['restarts']} restarts, {told['seconds']:g} s\n"
-    )
+    on = f" of {', '.join(told['machines'])}" if len(told["machines"]) > 1 else ""
+    counted = f"{told['workers']} workers{on}, {told['restarts']} restarts, {told['seconds']:g} s"
+    click.echo(f"{told['topology']}, {counted}\n")
     click.echo(f"{'':<20} {'records':>12} {'produced':>12} {'late':>8} {'dead':>6}  low watermark")
     for name, mark in told["low_watermarks"].items():
         counts = told["counts"].get(name, {})

@@ -1,8 +1,7 @@
-"""A run of MillWheel on this machine: worker processes, the authority of low watermarks, and who asks after
-them.
+"""A run of MillWheel on this machine: worker processes, and who asks after them.
 
-The authority is in this process (paper 4.5): reports of workers come in, marks go out. A worker that ends is
-started again; one whose heartbeat stops is killed first, so that nobody waits for what it holds.
+Of one machine alone, or of several (millwheel.machines), one of which leads. A worker that ends is started
+again; one whose heartbeat stops is killed first, so that nobody waits for what it holds.
 """
 
 import contextlib
@@ -10,32 +9,36 @@ import importlib
 import json
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from millwheel import history, links
-from millwheel.computation import BEFORE, NEVER
-from millwheel.engine.lateness import Stragglers
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
 from millwheel.engine.store import GIVEN, TAKEN_UP
-from millwheel.engine.watermarks import Authority
-from millwheel.engine.wheel import summed
-from millwheel.errors import ReplacedError
-from millwheel.lease import LEASE_S, Lease
-from millwheel.links import Link, LostError, pack, unpack
+from millwheel.errors import ReplacedError, ZombieError
+from millwheel.links import CONTROL, Link, LostError, Ways, pack, unpack
+from millwheel.machines import LEASE_S, Alone, Machine, Machines, Round, holder_of, next_round
 from millwheel.push import PushedLogs
-from millwheel.topology import Topology, load_topology
-from millwheel.worker import CONTROL, pushed_logs, shared_store, store_of
+from millwheel.topology import DEAD_LETTERS, Topology, load_topology
+from millwheel.worker import pushed_logs, shared_store, store_of
+from photon.cluster.master import Master
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
+from photon.cluster.topology import network_of
 from photon.connect.uris import parse_uri
+from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
-from photon.core.errors import PhotonError, UsageError
+from photon.core.errors import PhotonError, StorageError, UsageError
+from photon.core.settings import load_settings
 from photon.logs.shares import SLOTS
+from photon.rpc.network import Network
 
 READY: Final = "millwheel.ready.topologies:"
 """What names of ready-made topologies begin with."""
@@ -43,6 +46,9 @@ SILENCE_S_MAX: Final = 5.0
 """Of a worker that began: then it is killed."""
 _POLL_S: Final = 0.05
 _STOP_S: Final = 10.0
+_MOVE_S: Final = 2.0
+"""The same while others wait for their part: a worker may be killed at any time."""
+_PORT_MAX: Final = 65_535
 _TRIAL_S: Final = 60.0
 """In which new code is to be loaded."""
 DEPLOY_S: Final = _TRIAL_S + 10.0
@@ -82,7 +88,10 @@ ELSEWHERE: Final = "store"
 
 
 class WheelRun:
-    """`name`: MODULE:TOPOLOGY. `follow`: the logs grow; else the run ends when all of them is worked off."""
+    """A machine of a run (millwheel.machines): its workers, and if it leads what all workers report to.
+
+    `name`: MODULE:TOPOLOGY. `follow`: the logs grow; else the run ends when all of them is worked off.
+    """
 
     def __init__(
         self,
@@ -93,123 +102,164 @@ class WheelRun:
         tell: Tell,
         store: str = "",
         history: Path | None = None,
-        standby: bool = False,
+        machine: str = "",
+        config: Path | None = None,
     ) -> None:
-        """`history`: what a run that has not begun takes up first (millwheel.history). `standby`: as long as
-        another run has the store, it waits. UsageError, TopologyError, LockedError, StorageError."""
+        """`history`: what a run that has not begun takes up first (millwheel.history). `machine`: where the
+        other machines of the run reach this one, as [tls] of `config` says. UsageError, TopologyError,
+        LockedError, StorageError."""
         if not 1 <= workers <= SLOTS:
             raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
-        self._name, self._work, self._workers, self._follow, self._tell = name, work, workers, follow, tell
-        self._store, self._history = store, history
-        topology = load_topology(name)
+        self._name, self._work, self._follow, self._tell = name, work, follow, tell
+        self._store, self._history, self._config = store, history, config
+        self._topology = load_topology(name)
+        self._network = _network(machine, workers, store, config, self._topology)
         with storage_errors(work):
             make_directory(work)
-        if standby and not store:
-            raise UsageError("--standby waits for what is in a --store that several machines reach: name one")
-        self._lock = DirectoryLock(work)
-        self._lease: Lease | None = None
-        try:
-            self._same_store()
-            if store:
-                self._lease = Lease(shared_store(store, again_s=LEASE_S), work, SystemClock())
-                self._lease.take(standby, tell)
-            self._plan = self._number(topology)
-        except BaseException:
-            self._let_go()
-            raise
-        self._authority = Authority(self._plan.sources, workers)
-        self._stragglers = Stragglers(topology.injectors)
         self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
-        self._links: dict[int, Link] = {}
-        self._statuses: dict[int, dict[str, Any]] = {}
+        self._master: Master | None = None
+        """If this machine leads."""
         self._beats: dict[int, float] = {}
-        self._finished: set[int] = set()
-        self._ended = False
+        self._computes = False
+        """Its workers of the round are started."""
         self._stop = False
         self._trial: _Trial | None = None
         self._restarts = 0
         """Of workers that were stopped since."""
-        self._may_until = float("inf") if self._lease is None else self._lease.until
-        """Workers go on as long."""
         self._began = time.monotonic()
+        self._machines: Machines | Alone = Alone(workers)
+        self._lock = DirectoryLock(work)
+        try:
+            self._same_store()
+            if store:
+                me = Machine(holder_of(work), f"{socket.gethostname()}:{work.absolute()}", machine, workers)
+                self._machines = Machines(shared_store(store, again_s=LEASE_S), me, SystemClock())
+                self._machines.enter()
+            while self._machines.view.leads and self._master is None:
+                self._agree()
+        except BaseException:
+            self._let_go()
+            raise
 
     def run(self) -> dict[str, Any]:
         """Until the logs are worked off, or somebody stops it. The summary."""
+        me = self._machines.me
         with contextlib.ExitStack() as held:
             held.callback(self._let_go)
-            listener = held.enter_context(links.listen(self._work, CONTROL))
-            self._selector.register(listener, selectors.EVENT_READ)
+            listeners = [links.listen(self._work, CONTROL)]
+            if me.address:
+                listeners.append(self._bind(me.address))
+            for listener in listeners:
+                self._selector.register(held.enter_context(listener), selectors.EVENT_READ)
             for number in (signal.SIGTERM, signal.SIGINT):
                 held.callback(signal.signal, number, signal.signal(number, self._on_stop))
             try:
-                self._start()
-                while not self._stop and len(self._finished) < self._workers:
+                while not self._stop and not self._is_over:
                     self._turn()
-                self._restarts += self._supervisor.restarts()
-                self._supervisor.stop(list(self._supervisor.children), _STOP_S)
+                self._stop_workers(_STOP_S)
             finally:
                 self._supervisor.kill()
                 if self._trial is not None:
                     self._trial.kill()
         return self.summary()
 
-    def _let_go(self) -> None:
-        if self._lease is not None:
-            self._lease.end()
-        self._lock.release()
-
     def summary(self) -> dict[str, Any]:
-        counts = summed([status["counts"] for status in self._statuses.values()])
+        now = self._machines.view.round
+        told = now.summary if self._master is None else self._master.summary()
         return {
             "seconds": round(time.monotonic() - self._began, 3),
-            "workers": self._workers,
-            "ended": len(self._finished) == self._workers,
+            "workers": len(now.workers),
+            "ended": False,
             "restarts": self._restarts + self._supervisor.restarts(),
-            "dead_letters": sum(count["dead_letters"] for count in counts.values()),
-            "counts": counts,
+            "dead_letters": 0,
+            "counts": {},
+            **told,
         }
 
-    def status(self) -> dict[str, Any]:
-        """As `photon millwheel status` tells it."""
-        now = time.time_ns() // 1_000
-        marks: dict[str, dict[str, Any]] = {}
-        for name, mark in self._authority.marks.items():
-            state = "not begun" if mark <= BEFORE else "ended" if mark >= NEVER else "moving"
-            marks[name] = {"low_watermark_us": None, "state": state, "lag_s": None}
-            if state == "moving":
-                marks[name] |= {"low_watermark_us": mark, "lag_s": round((now - mark) / 1e6, 3)}
-        for name, lateness in self._stragglers.lateness_us.items():
-            marks[name]["lateness_s"] = lateness / 1e6
-        workers = {
-            worker: {key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")}
-            for worker, status in sorted(self._statuses.items())
-        }
-        told = {"topology": self._name, "low_watermarks": marks, "processes": workers}
-        return {**self.summary(), **told, "graph": self._plan.graph}
+    def _let_go(self) -> None:
+        self._machines.end()
+        self._lock.release()
 
-    def why(self, name: str) -> dict[str, Any]:
-        """What holds a low watermark, from the computation up to what does hold it."""
-        if name not in self._authority.marks:
-            return {"error": f"'{name}' has no low watermark; there are {', '.join(self._authority.marks)}"}
-        chain = []
-        while True:
-            worker = self._authority.holder(name)
-            status = self._statuses.get(worker)
-            held: dict[str, Any] = {"held_by": "worker"}
-            if status is not None:
-                held = status["why"].get(name, held)
-            chain.append(
-                {"name": name, "worker": worker, "low_watermark_us": self._authority.marks[name], **held}
-            )
-            if held.get("held_by") != "input":
-                return {"chain": chain}
-            name = held["input"]
+    def _bind(self, address: str) -> socket.socket:
+        try:
+            return Ways(self._work, network=self._network).bind(address)
+        except OSError as error:
+            raise UsageError(f"--machine {address}: it can't be listened on ({error.strerror})") from error
 
-    def _number(self, topology: Topology) -> Plan:
+    # Rounds
+
+    @property
+    def _is_over(self) -> bool:
+        return self._computes and self._machines.view.round.stage == "ended"
+
+    def _agree(self) -> None:
+        """Workers stop if they are of a former round. Who leads begins the next one when it is time."""
+        view = self._machines.view
+        if view.round.number != self._machines.at:
+            self._stop_workers(_MOVE_S)
+            self._machines.stopped(view.round.number)
+            return
+        if not view.leads:
+            if self._master is not None and not self._machines.me.address:
+                raise ReplacedError("another run has this now")
+            self._master = None
+            return
+        knows = 0 if self._master is None else self._master.number
+        following = next_round(self._machines.me, self._machines.at, knows, view)
+        if following is None:
+            time.sleep(0 if self._computes else _POLL_S)  # others are still to stop
+        elif not self._is_over:
+            self._publish(following)
+
+    def _publish(self, following: Round) -> None:
+        try:
+            if following.stage == "running":
+                master = Master(self._number(following.number), following, self._send)
+                if self._master is not None:
+                    master.authority.restore(self._master.authority.marks)
+                self._master = master
+                if len(following.machines) > 1:
+                    self._tell(f"computed by {', '.join(machine.shown for machine in following.machines)}")
+            elif self._master is None and following.number > 1:
+                self._topology = _fresh(self._name)  # who led before may have deployed another
+            self._machines.publish(following)
+        except ZombieError:
+            self._master = None
+            self._machines.deposed()
+
+    def _start_workers(self) -> None:
+        now, me = self._machines.view.round, self._machines.me
+        self._computes = True
+        for name, injector in self._topology.injectors.items():
+            if injector.listen:
+                # Before anybody looks: what was pushed in time must not come late because of a crash.
+                PushedLogs(pushed_logs(self._work, name), SystemClock()).close()
+                if self._follow:
+                    arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
+                    self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
+        lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
+        common = ["--work", str(self._work), "--workers", str(len(now.workers)), "--round", str(now.number)]
+        common += ["--store", self._store] if self._store else []
+        common += ["--lead", lead, "--addresses", ",".join(now.addresses)] if lead else []
+        common += ["--config", str(self._config)] if self._config is not None else []
+        common += [] if self._follow else ["--drain"]
+        for worker, machine in enumerate(now.workers):
+            if machine.holder == me.holder:
+                arguments = ["millwheel", "worker", self._name, "--worker", str(worker), *common]
+                self._supervisor.start(f"worker-{worker}", arguments)
+
+    def _stop_workers(self, grace_s: float) -> None:
+        self._restarts += self._supervisor.restarts()
+        self._supervisor.stop(list(self._supervisor.children), grace_s)
+        self._beats.clear()
+        self._computes = False
+
+    def _number(self, number: int) -> Plan:
         """Before workers start, whose number may be another: what former ones left is for all to see, and
         none of them commits any more."""
-        store = store_of(self._work, self._store)
+        topology = self._topology
+        store = store_of(self._work, self._store, number)
         try:
             if self._store:
                 with storage_errors(self._work):
@@ -278,46 +328,42 @@ class WheelRun:
     def _on_stop(self, *_: object) -> None:
         self._stop = True
 
-    def _start(self) -> None:
-        for name, injector in self._plan.topology.injectors.items():
-            if injector.listen:
-                # Before anybody looks: what was pushed in time must not come late because of a crash.
-                PushedLogs(pushed_logs(self._work, name), SystemClock()).close()
-                if self._follow:
-                    arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
-                    self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
-        for worker in range(self._workers):
-            arguments = ["millwheel", "worker", self._name, "--work", str(self._work)]
-            arguments += ["--worker", str(worker), "--workers", str(self._workers)]
-            arguments += ["--store", self._store] if self._store else []
-            self._supervisor.start(f"worker-{worker}", arguments + ([] if self._follow else ["--drain"]))
+    # What it hears
 
     def _turn(self) -> None:
-        if self._lease is not None and self._lease.until != self._may_until:
-            self._may_until = self._lease.until
-            self._send_all(links.LEASE, pack(self._may_until))
-        if self._lease is not None and self._lease.lost_to:
-            raise ReplacedError(f"{self._lease.lost_to} runs this now")
+        try:
+            self._agree()
+        except StorageError as error:
+            if not self._store:
+                raise
+            self._tell(str(error))  # it is tried again
+        if self._machines.view.round.stage == "running" and not self._computes:
+            self._start_workers()
         self._supervisor.poll()
         for notice in self._supervisor.notices:
             self._tell(notice)
         self._supervisor.notices.clear()
         before = time.monotonic()
-        for key, _ in self._selector.select(_POLL_S):
+        for key, events in self._selector.select(_POLL_S):
             if key.data is None:
                 with contextlib.suppress(OSError):
-                    connection, _address = key.fileobj.accept()  # type: ignore[union-attr]
-                    self._selector.register(link := Link(connection), selectors.EVENT_READ, link)
+                    link = Ways(self._work, network=self._network).accept(key.fileobj)  # type: ignore[arg-type]
+                    self._selector.register(link, link.events, link)
             else:
-                self._hear(key.data)
+                self._hear(key.data, events)
         self._watch(before)
         self._end_trial()
+        if self._master is not None and self._master.finished and not self._is_over:
+            now = self._machines.view.round
+            self._publish(msgspec.structs.replace(now, stage="ended", summary=self._master.summary()))
 
-    def _hear(self, link: Link) -> None:
+    def _hear(self, link: Link, events: int) -> None:
         try:
-            for kind, payload in link.receive():
-                self._on(link, kind, unpack(payload))
+            if events & selectors.EVENT_READ:
+                for kind, payload in link.receive():
+                    self._on(link, kind, unpack(payload))
             link.flush()
+            links.watch(self._selector, link)
         except LostError:
             self._lost(link)
 
@@ -325,47 +371,45 @@ class WheelRun:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(link)
         link.close()
-        for worker in [worker for worker, known in self._links.items() if known is link]:
-            del self._links[worker]
+        if self._master is not None:
+            self._master.lost(link)
 
     def _on(self, link: Link, kind: int, said: Any) -> None:
-        if kind == links.BEGINS:
-            worker, sequencer, marks = said
-            self._authority.begins(worker, sequencer)
-            self._links[worker] = link
-            self._beats[worker] = time.monotonic()
-            self._authority.restore(marks)
-            self._send_all(links.MARKS, pack(self._authority.marks))
-            self._send(worker, links.LATENESS, pack(self._stragglers.lateness_us))
-            self._send(worker, links.LEASE, pack(self._may_until))
-            if self._ended:
-                self._send(worker, links.FINISH, b"")
-        elif kind == links.REPORT:
-            if self._authority.report(*said):
-                self._send_all(links.MARKS, pack(self._authority.marks))
-            if self._authority.ended and not self._ended:
-                self._ended = True
-                self._send_all(links.FINISH, b"")
-        elif kind in (links.STATUS, links.FINISHED):
-            self._statuses[said[0]] = said[1]
-            if self._stragglers.report(said[0], said[1]["late"]):
-                self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
-            if kind == links.FINISHED:
-                self._finished.add(said[0])
-        elif kind == links.BEAT:
+        """LostError for who is of no use here."""
+        if kind == links.BEAT:
             self._beats[said[0]] = time.monotonic()
+            link.send(links.LEASE, pack(self._machines.until))
         elif kind == links.ASK:
-            if said == ["deploy"]:
+            if self._master is None:
+                link.send(links.ANSWER, pack(self._elsewhere()))
+            elif said == ["deploy"]:
                 self._try(link)
             else:
                 link.send(links.ANSWER, pack(self._answer(said)))
+        elif self._master is None:
+            raise LostError
+        else:
+            self._master.hear(link, kind, said)
+
+    def _elsewhere(self) -> dict[str, Any]:
+        """Whom to ask."""
+        now = self._machines.view.round
+        for machine in now.machines:
+            if machine.holder == now.lead and machine.address and not self._machines.view.leads:
+                config = None if self._config is None else str(self._config.absolute())
+                return {"lead": machine.address, "config": config}
+        return {"error": "the machines are about to agree on who leads: ask again"}
 
     def _answer(self, said: Any) -> Any:
+        master = self._master
+        assert master is not None
         match said:
             case ["status"]:
-                return self.status()
+                machines = [machine.shown for machine in self._machines.view.round.machines]
+                told = {**self.summary(), "topology": self._name, "machines": machines}
+                return {**told, **master.status()}
             case ["why", str(name)]:
-                return self.why(name)
+                return master.why(name)
             case ["kill", str(worker)]:
                 return self._kill(worker)
         return {"error": f"a question that this run does not know: {said!r}"}
@@ -379,16 +423,10 @@ class WheelRun:
         child.process.kill()
         return {"told": f"worker {worker} is killed"}
 
-    def _send_all(self, kind: int, payload: bytes) -> None:
-        for worker in list(self._links):  # who is lost by it leaves them
-            self._send(worker, kind, payload)
-
-    def _send(self, worker: int, kind: int, payload: bytes) -> None:
-        link = self._links.get(worker)
-        if link is None:
-            return  # lost just now
+    def _send(self, link: Link, kind: int, payload: bytes) -> None:
         try:
             link.send(kind, payload)
+            links.watch(self._selector, link)
         except LostError:
             self._lost(link)
 
@@ -445,17 +483,33 @@ class WheelRun:
     def _begin_anew(self, topology: Topology) -> None:
         """New code, by workers that import it."""
         self._tell("new code: the workers start again")
-        self._restarts += self._supervisor.restarts()
-        self._supervisor.stop(list(self._supervisor.children), _STOP_S)
-        marks = self._authority.marks
-        self._plan = self._number(topology)
-        self._authority = Authority(self._plan.sources, self._workers)
-        self._authority.restore(marks)
-        self._stragglers = Stragglers(self._plan.topology.injectors)
-        self._beats.clear()
-        self._finished.clear()
-        self._ended = False
-        self._start()
+        self._topology = topology
+        now = self._machines.view.round
+        self._publish(Round(now.number + 1, self._machines.me.holder, "stopping"))
+
+
+def _network(machine: str, workers: int, store: str, config: Path | None, topology: Topology) -> Network:
+    """By which machines of a run reach each other. UsageError, SettingsError."""
+    if not machine:
+        return Network()
+    _, port = split_address(machine, "--machine")
+    network = network_of(load_settings(config))
+    network.bound(machine)
+    if not store:
+        raise UsageError("--machine is for a run whose state all its machines reach: name it by --store")
+    if port + workers > _PORT_MAX:
+        raise UsageError(f"--machine {machine}: the next {workers} ports are its workers': give a lower one")
+    for name, injector in topology.injectors.items():
+        if injector.listen:
+            raise UsageError(
+                f"injector '{name}' is pushed to, and keeps that on one machine: leave --machine out"
+            )
+    if DEAD_LETTERS not in topology.sinks:
+        raise UsageError(
+            "dead letters of a run on several machines need a place that all of them reach: add to the "
+            f'topology\'s sinks "{DEAD_LETTERS}": LogSink(DIRECTORY)'
+        )
+    return network
 
 
 def _fresh(name: str) -> Topology:
@@ -487,7 +541,11 @@ def _found_in(top: str) -> Path | None:
 def ask(work: Path, *question: str, timeout_s: float = 10.0) -> Any:
     """A question to the run in this directory. PhotonError if there is none, or for its own error."""
     try:
-        answer = links.ask(work, CONTROL, list(question), timeout_s)
+        answer = links.ask(links.connect(work, CONTROL), question, timeout_s)
+        if "lead" in answer:
+            config = answer["config"]
+            network = network_of(load_settings(None if config is None else Path(config)))
+            answer = links.ask(Ways(work, network=network).dial(answer["lead"]), question, timeout_s)
     except (OSError, ConnectionError) as error:
         raise PhotonError(
             f"{work}: no run of MillWheel answers here; `photon millwheel run` starts one"

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from millwheel.links import CONTROL
 from millwheel.testing import in_order
-from millwheel.worker import CONTROL
 from tests.millwheel.topologies import expected
 from tests.ports import free_ports
 
@@ -75,8 +75,8 @@ class System:
         assert done.returncode == status, done.stderr
         return done
 
-    def status(self):
-        return json.loads(self.ask("status", "--work", "work", "--json"))
+    def status(self, work="work"):
+        return json.loads(self.ask("status", "--work", work, "--json"))
 
     def is_up(self):
         """It answers."""

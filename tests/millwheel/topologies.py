@@ -8,6 +8,7 @@ import sys
 
 from millwheel import Computation, Input, Logs, LogSink, Push, Stream, Topology, node, push
 from millwheel.ready import WindowCounts, Zeitgeist
+from millwheel.topology import DEAD_LETTERS
 from photon.core.clock import SystemClock
 
 SECOND = 1_000_000
@@ -42,7 +43,7 @@ class Totals(Computation[dict]):
         ctx.forget()
 
 
-def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what"):
+def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what", **sinks):
     return Topology(
         {"clicks": clicks},
         {
@@ -56,7 +57,7 @@ def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what"):
                 late="dead-letter",
             ),
         },
-        {"counts": LogSink("out/counts"), "totals": LogSink("out/totals")},
+        {"counts": LogSink("out/counts"), "totals": LogSink("out/totals"), **sinks},
     )
 
 
@@ -83,7 +84,10 @@ ANOMALIES = Topology(
 """The low watermark goes by what was written, not by the clock."""
 
 
-HELD = two_stages(Logs("logs/*.jsonl", "ts", lateness_s=2, expected=("logs/0*", "logs/1*"), silent="hold"))
+HELD = two_stages(
+    Logs("logs/*.jsonl", "ts", lateness_s=2, expected=("logs/0*", "logs/1*"), silent="hold"),
+    **{DEAD_LETTERS: LogSink("out/dead-letters")},
+)
 """As well by what was written."""
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
 

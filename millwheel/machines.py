@@ -1,0 +1,230 @@
+"""Which machines compute a run whose state is in a store that all of them reach, and who of them leads (paper
+7.1).
+
+Each machine renews a row of its own in the store, and so does the one that leads with its lease; both end by
+the server's clock. Workers go on as long as their machine could renew. Who computes what is a round: whenever
+a machine has come or gone, the one that leads begins another. All stop their workers and say so, or their
+rows end; then the machines that are there get the key intervals, each as many as it has workers. So no two
+workers ever write to the same sink, which knows nothing of sequencers; and in the store itself a claim counts
+only in the round that stands there (millwheel.postgresql).
+"""
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from photon.core.addresses import joined, split
+from photon.core.clock import Clock
+from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.errors import PhotonError, UsageError
+from photon.logs.shares import SLOTS
+
+LEASE_S: Final = 5.0
+SKEW_S: Final = 1.0
+"""Clocks of two servers, one of which takes over from the other, may differ by less."""
+RENEW_S: Final = 1.0
+HURRY_S: Final = 0.1
+"""The same of who leads while workers are to stop."""
+HOLDER: Final = "holder"
+"""Names a work directory, however its machine is called."""
+
+
+class Machine(msgspec.Struct, frozen=True, array_like=True):
+    """`shown`: host and work directory. `address`: where it listens, empty if it is to be the only one."""
+
+    holder: str
+    shown: str
+    address: str
+    workers: int
+
+
+class Round(msgspec.Struct, frozen=True, array_like=True):
+    """`machines`: who computes, once all workers of the round before have stopped."""
+
+    number: int = 0
+    lead: str = ""
+    stage: Literal["stopping", "running", "ended"] = "ended"
+    machines: tuple[Machine, ...] = ()
+    summary: dict[str, Any] = {}
+    """Of one that has ended."""
+
+    @property
+    def workers(self) -> list[Machine]:
+        """The machine of each worker."""
+        return [machine for machine in self.machines for _ in range(machine.workers)][:SLOTS]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of each worker: the ports behind its machine's; none if the only machine has no address."""
+        found: list[str] = []
+        for machine in self.machines:
+            for own in range(machine.workers if machine.address else 0):
+                host, port = split(machine.address)
+                found.append(joined(host, port + 1 + own))
+        return tuple(found[:SLOTS])
+
+
+class Member(NamedTuple):
+    """A machine whose row has not ended. `at`: the last round in which it stopped the workers before."""
+
+    machine: Machine
+    at: int
+
+
+class View(NamedTuple):
+    """What a machine saw in the store. `members`: for who leads."""
+
+    leads: bool
+    round: Round
+    members: Sequence[Member] = ()
+
+
+class MachineStore(Protocol):
+    """millwheel.postgresql.PostgresqlStore. StorageError if it does not answer."""
+
+    shown: str
+
+    def hold(self, machine: Machine, seconds: float) -> tuple[Machine, float] | None:
+        """Have the lease of who leads for so long, if it is free or this machine's own. Else who has it, and
+        until when."""
+        ...
+
+    def renew(self, machine: Machine, at: int, seconds: float) -> View:
+        """Be there for so long; lead if nobody else does."""
+        ...
+
+    def publish(self, holder: str, following: Round) -> None:
+        """ZombieError if another one leads."""
+        ...
+
+    def leave(self, holder: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def holder_of(work: Path) -> str:
+    """StorageError."""
+    path = work / HOLDER
+    with storage_errors(path):
+        if not path.exists():
+            make_directory(work)
+            write_file(path, secrets.token_hex(16).encode())
+        return path.read_text("ascii")
+
+
+def next_round(me: Machine, at: int, knows: int, view: View) -> Round | None:
+    """What who leads is to publish, if anything. `at`: as of its own Member, which knows best; `knows`: the
+    round that it has led since its beginning."""
+    now = view.round
+    others = [member for member in view.members if member.machine.holder != me.holder and me.address]
+    there = tuple(
+        sorted((me, *(member.machine for member in others)), key=lambda one: (one.shown, one.holder))
+    )
+    if now.lead == me.holder and now.stage == "stopping":
+        if at < now.number or any(member.at < now.number for member in others):
+            return None
+        return Round(now.number, me.holder, "running", there)
+    if now.stage == "running" and now.number == knows and now.machines == there:
+        return None
+    return Round(now.number + 1, me.holder, "stopping")
+
+
+class Alone:
+    """The only machine of a run whose state is on its own disk."""
+
+    until = float("inf")
+
+    def __init__(self, workers: int) -> None:
+        self.me = Machine("", "", "", workers)
+        self.at = 0
+        self.view = View(True, Round())
+
+    def publish(self, following: Round) -> None:
+        self.view = self.view._replace(round=following)
+
+    def deposed(self) -> None:
+        raise AssertionError("there is no other machine")
+
+    def stopped(self, number: int) -> None:
+        self.at = number
+
+    def end(self) -> None:
+        pass
+
+
+class Machines:
+    """This machine among those of the store's run: renewed by a thread from `enter` to `end`."""
+
+    def __init__(self, store: MachineStore, me: Machine, clock: Clock) -> None:
+        self.me, self._store, self._clock = me, store, clock
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._over = False
+        self._thread = threading.Thread(target=self._renew, name="machines", daemon=True)
+        self.at = 0
+        self.until = 0.0
+        """Its workers may go on, by the monotonic clock, which all processes of a machine share."""
+        self.view = View(False, Round())
+
+    def enter(self) -> None:
+        """UsageError if another one runs this and renews it, and one of the two is to be the only one."""
+        seen: float | None = None
+        while (other := self._store.hold(self.me, LEASE_S)) is not None:
+            who, until = other
+            if self.me.address and who.address:
+                break
+            if seen is not None and until > seen:
+                raise UsageError(
+                    f"{who.shown} runs what is in {self._store.shown}: stop it, or give both --machine"
+                )
+            seen = until
+            self._news.wait(RENEW_S / 2)
+        self._look()
+        self._thread.start()
+
+    def publish(self, following: Round) -> None:
+        """ZombieError if another one leads."""
+        with self._lock:
+            self._store.publish(self.me.holder, following)
+            self.view = self.view._replace(round=following)
+
+    def deposed(self) -> None:
+        """Another one leads."""
+        with self._lock:
+            self.view = self.view._replace(leads=False)
+
+    def stopped(self, number: int) -> None:
+        """None of this machine's workers runs; those of this round may begin."""
+        with self._lock:
+            self.at = number
+        self._news.set()
+
+    def end(self) -> None:
+        """Its workers are gone: others need not wait."""
+        self._over = True
+        self._news.set()
+        if self._thread.is_alive():
+            self._thread.join()
+            with contextlib.suppress(PhotonError):  # it ends by itself
+                self._store.leave(self.me.holder)
+        self._store.close()
+
+    def _look(self) -> None:
+        with self._lock:
+            began = self._clock.monotonic()
+            self.view = self._store.renew(self.me, self.at, LEASE_S)
+            if self.view.round.number == self.at:
+                self.until = began + LEASE_S - SKEW_S
+
+    def _renew(self) -> None:
+        while not self._over:
+            hurried = self.view.leads and self.view.round.stage == "stopping"
+            self._news.wait(HURRY_S if hurried else RENEW_S)
+            self._news.clear()
+            with contextlib.suppress(PhotonError):  # nobody else gets its part from a server that is silent
+                self._look()

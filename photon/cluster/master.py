@@ -1,0 +1,118 @@
+"""What the workers of a run report to, on the machine that leads (paper 4.5, 7.1): the authority of low
+watermarks, how far stragglers may be behind, what is told of the run."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from millwheel import links
+from millwheel.computation import BEFORE, NEVER
+from millwheel.engine.lateness import Stragglers
+from millwheel.engine.plan import Plan
+from millwheel.engine.watermarks import Authority
+from millwheel.engine.wheel import summed
+from millwheel.links import Link, LostError, pack
+from millwheel.machines import Round
+
+Send = Callable[[Link, int, bytes], None]
+
+
+class Master:
+    """Of one round and its workers. For one thread. `send`: what it loses, `lost` is told of."""
+
+    def __init__(self, plan: Plan, following: Round, send: Send) -> None:
+        self.plan, self.number, self._send = plan, following.number, send
+        self._machines = following.workers
+        self.authority = Authority(plan.sources, len(self._machines))
+        self._stragglers = Stragglers(plan.topology.injectors)
+        self._links: dict[int, Link] = {}
+        self._statuses: dict[int, dict[str, Any]] = {}
+        self._finished: set[int] = set()
+        self._ended = False
+
+    @property
+    def finished(self) -> bool:
+        """All is worked off, and written."""
+        return len(self._finished) == len(self._machines)
+
+    def hear(self, link: Link, kind: int, said: Any) -> None:
+        """LostError for who is of another round, or none of its workers."""
+        if kind == links.BEGINS:
+            number, worker, sequencer, marks = said
+            if number != self.number:
+                raise LostError
+            self.authority.begins(worker, sequencer)
+            self._links[worker] = link
+            self.authority.restore(marks)
+            self._send_all(links.MARKS, pack(self.authority.marks))
+            self._send(link, links.LATENESS, pack(self._stragglers.lateness_us))
+            if self._ended:
+                self._send(link, links.FINISH, b"")
+        elif link not in self._links.values():
+            raise LostError
+        elif kind == links.REPORT:
+            if self.authority.report(*said):
+                self._send_all(links.MARKS, pack(self.authority.marks))
+            if self.authority.ended and not self._ended:
+                self._ended = True
+                self._send_all(links.FINISH, b"")
+        elif kind in (links.STATUS, links.FINISHED):
+            self._statuses[said[0]] = said[1]
+            if self._stragglers.report(said[0], said[1]["late"]):
+                self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
+            if kind == links.FINISHED:
+                self._finished.add(said[0])
+
+    def lost(self, link: Link) -> None:
+        self._links = {worker: known for worker, known in self._links.items() if known is not link}
+
+    def summary(self) -> dict[str, Any]:
+        counts = summed([status["counts"] for status in self._statuses.values()])
+        return {
+            "workers": len(self._machines),
+            "ended": self.finished,
+            "dead_letters": sum(count["dead_letters"] for count in counts.values()),
+            "counts": counts,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """As `photon millwheel status` tells it, but for what only the machines know."""
+        now = time.time_ns() // 1_000
+        marks: dict[str, dict[str, Any]] = {}
+        for name, mark in self.authority.marks.items():
+            state = "not begun" if mark <= BEFORE else "ended" if mark >= NEVER else "moving"
+            marks[name] = {"low_watermark_us": None, "state": state, "lag_s": None}
+            if state == "moving":
+                marks[name] |= {"low_watermark_us": mark, "lag_s": round((now - mark) / 1e6, 3)}
+        for name, lateness in self._stragglers.lateness_us.items():
+            marks[name]["lateness_s"] = lateness / 1e6
+        workers = {
+            worker: {
+                "machine": self._machines[worker].shown,
+                **{key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")},
+            }
+            for worker, status in sorted(self._statuses.items())
+        }
+        return {**self.summary(), "low_watermarks": marks, "processes": workers, "graph": self.plan.graph}
+
+    def why(self, name: str) -> dict[str, Any]:
+        """What holds a low watermark, from the computation up to what does hold it."""
+        if name not in self.authority.marks:
+            return {"error": f"'{name}' has no low watermark; there are {', '.join(self.authority.marks)}"}
+        chain = []
+        while True:
+            worker = self.authority.holder(name)
+            status = self._statuses.get(worker)
+            held: dict[str, Any] = {"held_by": "worker"}
+            if status is not None:
+                held = status["why"].get(name, held)
+            chain.append(
+                {"name": name, "worker": worker, "low_watermark_us": self.authority.marks[name], **held}
+            )
+            if held.get("held_by") != "input":
+                return {"chain": chain}
+            name = held["input"]
+
+    def _send_all(self, kind: int, payload: bytes) -> None:
+        for link in list(self._links.values()):  # who is lost by it leaves them
+            self._send(link, kind, payload)

@@ -1,0 +1,404 @@
+"""Several machines compute one run: whoever is there has a part, and no two ever have the same one."""
+
+import contextlib
+import random
+import signal
+import threading
+import time
+import uuid
+
+import pytest
+
+from millwheel import machines as module
+from millwheel.errors import ZombieError
+from millwheel.machines import LEASE_S, SKEW_S, Machine, Machines, Member, Round, View, next_round
+from photon.core.clock import SystemClock
+from photon.core.errors import StorageError, UsageError
+from photon.logs.shares import SLOTS
+from tests.certificates import Authority
+from tests.millwheel.running import HELD, LOSES, NAME, System
+from tests.millwheel.topologies import clicks
+from tests.ports import port_before
+from tests.waiting import wait_until
+
+postgresql = pytest.importorskip("millwheel.postgresql", reason="the postgresql extra is not installed")
+
+
+def machine(name, workers=1, address="host:1"):
+    return Machine(name, name.upper(), address, workers)
+
+
+A, B, C = map(machine, "abc")
+
+
+# Who computes what
+
+
+def led_by(lead, stage, *there, number=7):
+    return Round(number, lead.holder, stage, there)
+
+
+def seen(round_, **at):
+    return View(True, round_, [Member(machine(name), number) for name, number in at.items()])
+
+
+def test_who_leads_first_has_all_workers_stop_and_gives_each_machine_its_part_then():
+    ended = Round(6, "z", "ended", (C,))
+    assert next_round(A, 6, 0, seen(ended, a=6, b=6)) == Round(7, "a", "stopping")
+    stopping = led_by(A, "stopping")
+    assert next_round(A, 6, 0, seen(stopping, a=6, b=7)) is None
+    assert next_round(A, 7, 0, seen(stopping, a=6, b=6)) is None
+    assert next_round(A, 7, 0, seen(stopping, a=6, b=7)) == led_by(A, "running", A, B)
+    assert next_round(A, 7, 0, seen(stopping, a=6)) == led_by(A, "running", A)
+
+
+def test_the_next_round_begins_when_a_machine_has_come_or_gone_or_has_other_workers():
+    running = led_by(A, "running", A, B)
+    assert next_round(A, 7, 7, seen(running, a=7, b=7)) is None
+    following = Round(8, "a", "stopping")
+    assert next_round(A, 7, 7, seen(running, a=7)) == following
+    assert next_round(A, 7, 7, seen(running, a=7, b=7, c=0)) == following
+    other = View(True, running, [Member(A, 7), Member(machine("b", workers=2), 7)])
+    assert next_round(A, 7, 7, other) == following
+
+
+def test_who_takes_over_and_who_started_again_knows_no_workers_so_another_round_begins():
+    assert next_round(B, 7, 0, seen(led_by(A, "running", A, B), a=7, b=7)) == Round(8, "b", "stopping")
+    assert next_round(A, 7, 0, seen(led_by(A, "running", A, B), a=7, b=7)) == Round(8, "a", "stopping")
+    assert next_round(B, 7, 0, seen(led_by(A, "stopping"), a=7, b=7)) == Round(8, "b", "stopping")
+
+
+def test_a_machine_without_an_address_is_the_only_one():
+    me = machine("a", address="")
+    assert next_round(me, 7, 0, seen(led_by(me, "stopping"), a=7, b=3)) == led_by(me, "running", me)
+    assert led_by(me, "running", me).addresses == ()
+
+
+def test_workers_are_numbered_by_machine_and_have_the_ports_behind_its_own():
+    round_ = led_by(A, "running", machine("a", 2, "one:7000"), machine("b", 1, "[::1]:80"))
+    assert [one.holder for one in round_.workers] == ["a", "a", "b"]
+    assert round_.addresses == ("one:7001", "one:7002", "[::1]:81")
+    many = led_by(A, "running", machine("a", SLOTS), machine("b", SLOTS))
+    assert len(many.workers) == len(many.addresses) == SLOTS
+
+
+# A machine and the store
+
+
+class Store:
+    """A server whose clock is that of the test."""
+
+    shown = "the store"
+
+    def __init__(self):
+        self.now, self.lead, self.members, self.round = 0.0, None, {}, Round()
+        self.answers, self.asked = True, 0
+
+    def hold(self, machine, seconds):
+        self._ask()
+        if self.lead is not None and self.lead[0].holder != machine.holder and self.lead[1] >= self.now:
+            return self.lead
+        self.lead = machine, self.now + seconds
+        return None
+
+    def renew(self, machine, at, seconds):
+        leads = self.hold(machine, seconds) is None
+        self.members[machine.holder] = Member(machine, at)
+        return View(leads, self.round, list(self.members.values()) if leads else [])
+
+    def publish(self, holder, following):
+        self._ask()
+        if self.lead[0].holder != holder:
+            raise ZombieError
+        self.round = following
+
+    def leave(self, holder):
+        if self.lead[0].holder == holder:
+            self.lead = None
+        self.members.pop(holder, None)
+
+    def close(self):
+        pass
+
+    def _ask(self):
+        self.asked += 1
+        if not self.answers:
+            raise StorageError("no answer")
+
+
+class Clock(SystemClock):
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(module, "RENEW_S", 0.01)
+    return Clock()
+
+
+def test_workers_go_on_shorter_than_the_row_and_from_before_it_was_renewed(clock):
+    store = Store()
+    renew = store.renew
+
+    def slow(*given):
+        clock.now += 2
+        return renew(*given)
+
+    store.renew = slow
+    one = Machines(store, A, clock)
+    one.enter()
+    began = clock.now - 2
+    assert 100 < one.until <= began + LEASE_S - SKEW_S
+    one.end()
+    assert store.lead is None and not store.members
+
+
+def test_while_the_server_does_not_answer_workers_go_on_no_longer_and_nothing_is_lost(clock):
+    store = Store()
+    one = Machines(store, A, clock)
+    one.enter()
+    store.answers = False
+    asked = store.asked
+    wait_until(lambda: store.asked > asked)
+    before = one.until
+    clock.now += 60
+    asked = store.asked
+    wait_until(lambda: store.asked > asked + 3)
+    assert (one.until, one.view.leads) == (before, True)
+    store.answers = True
+    wait_until(lambda: one.until > clock.now)
+    one.end()
+
+
+def test_workers_of_a_former_round_may_not_go_on(clock):
+    store = Store()
+    store.lead = B, 1e9
+    one = Machines(store, A, clock)
+    one.enter()
+    store.round = led_by(B, "stopping")
+    wait_until(lambda: one.view.round.number == 7)
+    before = one.until
+    clock.now += 1
+    asked = store.asked
+    wait_until(lambda: store.asked > asked + 3)
+    assert (one.until, store.members["a"].at) == (before, 0)
+    one.stopped(7)
+    wait_until(lambda: one.until > clock.now and store.members["a"].at == 7)
+    one.end()
+    assert store.lead[0] == B
+
+
+def test_one_that_is_to_be_the_only_one_waits_for_the_end_of_another_or_is_refused(clock):
+    store = Store()
+    first = Machines(store, machine("a", address=""), clock)
+    first.enter()
+    ticking = threading.Event()
+
+    def tick():
+        while not ticking.wait(0.005):
+            store.now += 0.005
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    for address in ("", "host:1"):
+        with pytest.raises(UsageError, match="A runs what is in the store: stop it, or give both --machine"):
+            Machines(store, machine("b", address=address), clock).enter()
+    ticking.set()
+    thread.join()
+    first._over = True  # as if it had been killed
+    first._thread.join()
+    store.now += LEASE_S + 1
+    second = Machines(store, B, clock)
+    second.enter()
+    assert second.view.leads and "b" in store.members
+    second.end()
+
+
+# In PostgreSQL
+
+
+@pytest.fixture
+def uri(server):
+    return f"{server.uri}?schema=s{uuid.uuid4().hex}&{LOSES}"
+
+
+@pytest.fixture
+def store(uri):
+    with contextlib.ExitStack() as held:
+
+        def make(number=0):
+            made = postgresql.PostgresqlStore(uri, 5.0, number)
+            held.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_in_postgresql_one_leads_until_it_ends_or_leaves(store):
+    one, two = store(), store()
+    assert one.hold(A, 0.4) is None
+    who, until = two.hold(B, 5.0)
+    assert who == A and time.time() - 1 < until < time.time() + 1
+    assert one.hold(A, 0.4) is None
+    wait_until(lambda: two.hold(B, 5.0) is None)
+    assert one.hold(A, 5.0)[0] == B
+    one.leave("a")
+    assert one.hold(A, 5.0)[0] == B
+    two.leave("b")
+    assert one.hold(A, 5.0) is None
+
+
+def test_in_postgresql_who_leads_sees_who_is_there_and_only_that_one_publishes(store):
+    one, two, three = store(), store(), store()
+    assert one.renew(A, 0, 5.0) == View(True, Round(), [Member(A, 0)])
+    assert two.renew(B, 3, 5.0) == View(False, Round(), [])
+    assert three.renew(C, 0, 0.2) == View(False, Round(), [])
+    assert {*one.renew(A, 1, 5.0).members} == {Member(A, 1), Member(B, 3), Member(C, 0)}
+    wait_until(lambda: len(one.renew(A, 1, 5.0).members) == 2)
+    round_ = led_by(A, "running", A, B)
+    one.publish("a", round_)
+    assert two.renew(B, 7, 5.0) == View(False, round_, [])
+    with pytest.raises(ZombieError):
+        two.publish("b", led_by(B, "stopping"))
+    one.leave("a")
+    assert two.renew(B, 7, 5.0) == View(True, round_, [Member(B, 7)])
+
+
+def test_in_postgresql_claims_count_in_the_round_that_stands_there(store):
+    lead = store()
+    with pytest.raises(ZombieError, match="others by now"):
+        store(1).claim(range(4), 0, 1)
+    lead.hold(A, 5.0)
+    lead.publish("a", Round(1, "a", "stopping"))
+    old = store(1)
+    old.claim(range(4), 0, 1)
+    old.commit({b"x": b"1"})
+    lead.publish("a", Round(2, "a", "stopping"))
+    old.commit({b"x": b"2"})  # until somebody claims in the next one
+    with pytest.raises(ZombieError, match="others by now"):
+        store(1).claim(range(4), 0, 1)
+    new = store(2)
+    new.claim(range(4), 0, 1)
+    with pytest.raises(ZombieError):
+        old.commit({b"x": b"3"})
+    with pytest.raises(ZombieError):
+        old.claim(range(4), 0, 1)
+    assert new.read([b"x"]) == [b"2"]
+
+
+# Processes
+
+
+@pytest.fixture
+def system(tmp_path):
+    one = System(tmp_path)
+    yield one
+    for name in ("one", "two", "three"):
+        one.signal(name, signal.SIGKILL)
+
+
+class Several:
+    """Machines: work directories with processes of their own, over the same logs, sinks and store."""
+
+    def __init__(self, system, uri, tmp_path, seed):
+        self.system, self._uri, self._directory = system, uri, tmp_path
+        made = clicks(random.Random(seed), 30_000, users=200, seconds=60)
+        self.lines = sorted(made, key=lambda line: line["ts"])
+        self.config = tmp_path / "photon.toml"
+        authority = Authority(tmp_path / "ca")
+        tls = authority.issue("node")
+        files = "".join(f'{name} = "{getattr(tls, name)}"\n' for name in ("cert", "key", "ca"))
+        self.config.write_text(f"[tls]\n{files}")
+        self._addresses = {}
+
+    def start(self, name, *words):
+        """Its process, and what it tells."""
+        address = self._addresses.setdefault(name, f"127.0.0.1:{port_before(4)}")
+        where = ("--store", self._uri, "--machine", address, "--config", str(self.config))
+        told = self._directory / f"{name}.told"
+        return self.system.start(*where, "--workers", "2", *words, name=HELD, told=told, work=name)
+
+    def computes(self, *names):
+        """They do, and no other."""
+
+        def agreed():
+            if not all((self._directory / name / "control.sock").exists() for name in names):
+                return False
+            with contextlib.suppress(AssertionError):  # until they have agreed who leads
+                told = self.system.status(names[-1])
+                machines = sorted(shown.rpartition("/")[2] for shown in told["machines"])
+                there = {status["machine"] for status in told["processes"].values()}
+                return machines == sorted(names) and len(told["processes"]) == 2 * len(there) == 2 * len(
+                    names
+                )
+
+        wait_until(agreed, what=lambda: str(names))
+
+    def feed(self, start, end):
+        """Until more is known of it."""
+        before = len(self.system.sink("counts"))
+        for part in range(start, end):
+            for file in (0, 1):
+                self.system.write(
+                    f"{file}.jsonl", self.lines[part * 1000 + file : (part + 1) * 1000 : 2], "a"
+                )
+            time.sleep(0.02)
+        wait_until(lambda: len(self.system.sink("counts")) > before + 500, what=lambda: str(before))
+
+    def finish(self, *names):
+        """They end together, once all is worked off, and say the same of it."""
+        runs = [self.start(name) for name in names]
+        told = [run.communicate(timeout=100)[0] for run in runs]
+        assert [run.returncode for run in runs] == [0] * len(runs), told
+        self.system.check(self.lines)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_machines_come_are_killed_freeze_and_leave_and_each_line_is_there_once(uri, system, tmp_path):
+    several = Several(system, uri, tmp_path, 5)
+    one = several.start("one", "--follow")
+    several.computes("one")
+    several.start("two", "--follow")
+    several.computes("one", "two")
+    several.feed(0, 8)
+    assert "two" in system.ask("status", "--work", "two")
+    system.signal("one", signal.SIGKILL)  # it leads
+    killed = time.monotonic()
+    several.computes("two")
+    assert time.monotonic() - killed < 20
+    several.feed(8, 14)
+    several.start("three", "--follow")
+    several.start("one", "--follow")
+    several.computes("one", "two", "three")
+    several.feed(14, 20)
+    system.signal("two", signal.SIGSTOP)  # this one leads
+    several.computes("one", "three")
+    several.feed(20, 26)
+    system.signal("two", signal.SIGCONT)
+    several.computes("one", "two", "three")
+    one = next(pid for pid, words in system.processes("one") if b"worker" not in words)
+    system.signal("one", signal.SIGTERM)
+    wait_until(lambda: one not in [pid for pid, _ in system.processes("one")])
+    several.computes("two", "three")
+    several.feed(26, 30)
+    for name in ("two", "three"):
+        system.signal(name, signal.SIGTERM)
+    wait_until(lambda: not [*system.processes("two"), *system.processes("three")])
+    several.finish("two", "three")
+
+
+def test_what_can_not_be_on_several_machines_is_refused(uri, system, tmp_path):
+    where = ("--work", "one", "--machine", "127.0.0.1:7400")
+    assert "name it by --store" in system.refused("run", HELD, *where)
+    assert 'sinks "dead-letters": LogSink' in system.refused("run", NAME, *where, "--store", uri)
+    pushed = "tests.millwheel.topologies:PUSHED"
+    assert "leave --machine out" in system.refused("run", pushed, *where, "--store", uri)
+    where = ("--work", "one", "--store", uri, "--machine")
+    assert "the next 2 ports" in system.refused("run", HELD, *where, "127.0.0.1:65534", "--workers", "2")
+    assert "without TLS" in system.refused("run", HELD, *where, "0.0.0.0:7400")
+    assert "--machine: 'x' is no address" in system.refused("run", HELD, *where, "x")
