@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.millwheel_topologies import CACHED
 from benchmarks.peer_runs import Peer, PeerRun, chosen, interpreters, missing, run_peer
+from photon.cluster.local_cluster import free_ports
 from photon.cluster.wheels import DEPLOY_S, ask
 from photon.core.errors import PhotonError
 from photon.dev.demo import odd_windows
@@ -78,12 +80,15 @@ class Plan:
     lines: int = 1_000_000
     runs: int = 3
     live_seconds: float = 15.0
+    store: str = ""
 
     @classmethod
     def of(cls, directory: Path, quick: bool, lines: int, **given: Any) -> Self:
         """As asked for; `quick`: a twentieth of it, once."""
         return (
-            cls(directory, lines // 20, runs=1, live_seconds=2.0) if quick else cls(directory, lines, **given)
+            cls(directory, lines // 20, runs=1, live_seconds=2.0, store=given["store"])
+            if quick
+            else cls(directory, lines, **given)
         )
 
 
@@ -130,8 +135,17 @@ def running(directory: Path, topology: str, workers: int, *options: str, cached:
     """The command over a new work directory; killed in the end if it still runs. `cached`: keys."""
     for name in ("work", "out"):
         shutil.rmtree(directory / name, ignore_errors=True)
+    with started(directory, topology, workers, *options, cached=cached) as process:
+        yield process
+
+
+@contextmanager
+def started(
+    directory: Path, topology: str, workers: int, *options: str, work: str = "work", cached: int | None = None
+) -> Any:
+    """As `running`, beside what is there."""
     name = f"benchmarks.millwheel_topologies:{topology}"
-    command = [sys.executable, "-m", "photon.cli.main", "millwheel", "run", name, "--work", "work", "--json"]
+    command = [sys.executable, "-m", "photon.cli.main", "millwheel", "run", name, "--work", work, "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if cached is not None:
         environment[CACHED] = str(cached)
@@ -319,6 +333,65 @@ def recovery(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
     return rows
 
 
+def machines(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
+    """Lines that come one by one to a run of two machines, one worker each, whose state is in the database
+    `store`, while one of them comes or goes. As `recovery`."""
+    if not plan.store:
+        raise BenchError("machines: name a PostgreSQL server by --store (docs/millwheel.md says which)")
+    rows: list[Row] = []
+    for fault in ("none", "a machine comes", "one leaves", "one is killed", "the one that leads is killed"):
+        tell(f"machines, {fault}")
+        waited = _moving(plan, fault)
+        row: Row = {"fault": fault} | percentiles(waited, (50,)) | {"longest_ms": round(max(waited))}
+        rows.append(row | {"lines_over_100_ms": sum(one > 100 for one in waited), "lines": len(waited)})
+    return rows
+
+
+def _moving(plan: Plan, fault: str) -> list[float]:
+    """What each line waited, ms."""
+    directory = fresh(plan.directory / "live")
+    (directory / "logs").mkdir()
+    store = f"{plan.store}{'&' if '?' in plan.store else '?'}schema=bench{time.time_ns()}"
+    first, second = (f"127.0.0.1:{port}" for port in free_ports(2, random.Random()))
+    options = ("--follow", "--store", store, "--machine")
+    with running(directory, "STAGE", 1, *options, first) as one, ExitStack() as held:
+        _await_machines(directory / "work", 1)
+        two: list[subprocess.Popen[bytes]] = []
+
+        def comes() -> None:
+            two.append(held.enter_context(started(directory, "STAGE", 1, *options, second, work="two")))
+
+        if fault != "a machine comes":
+            comes()
+            _await_machines(directory / "work", 2)
+        does: dict[str, Callable[[], object]] = {
+            "none": int,
+            "a machine comes": comes,
+            "one leaves": lambda: two[0].send_signal(signal.SIGTERM),
+            "one is killed": lambda: _kill_all(two[0].pid),
+            "the one that leads is killed": lambda: _kill_all(one.pid),
+        }
+        live = Live(directory)
+        live.run(plan.live_seconds, "echo", does[fault])
+    return live.latencies_ms()
+
+
+def _await_machines(work: Path, wanted: int) -> None:
+    deadline = time.monotonic() + START_S_MAX
+    while time.monotonic() < deadline:
+        with suppress(PhotonError):
+            if len(ask(work, "status")["processes"]) == wanted:
+                return
+        time.sleep(0.1)
+    raise BenchError(f"{wanted} machines did not begin in time")
+
+
+def _kill_all(pid: int) -> None:
+    process = psutil.Process(pid)
+    for one in [process, *process.children(recursive=True)]:
+        one.send_signal(signal.SIGKILL)
+
+
 def _await_keys(work: Path, keys: int) -> None:
     deadline = time.monotonic() + START_S_MAX + keys / 10_000
     while time.monotonic() < deadline:
@@ -487,6 +560,7 @@ PARTS: Final[dict[str, Callable[[Plan, Callable[[str], object]], list[Row]]]] = 
     "latency": latency,
     "cache": cache,
     "recovery": recovery,
+    "machines": machines,
 }
 
 
@@ -496,7 +570,7 @@ def run(
     """The machine and the rows of each part, and of the `peers`. BenchError for a wrong output of ours."""
     report: dict[str, Any] = {"machine": machine_now()}
     for name, part in PARTS.items():
-        if not only or name in only:
+        if name in only or (not only and (part is not machines or plan.store)):
             report[name] = part(plan, tell)
     if peers:
         report["peers"] = beside_us(plan, peers, pythons, tell)

@@ -6,6 +6,7 @@ from typing import Any, Final
 from millwheel import Computation, Context, Input, Logs, LogSink, Record, Stream, Timer, Topology, node
 from millwheel.engine import stage
 from millwheel.ready import WindowCounts, Zeitgeist
+from millwheel.topology import DEAD_LETTERS
 
 SECOND_US = 1_000_000
 CACHED: Final = "PHOTON_BENCH_CACHED_KEYS"
@@ -80,7 +81,7 @@ ZEITGEIST = Topology(
     },
     _COUNTS | {"odd": LogSink("out/odd")},
 )
-_ECHOED = {"echoed": LogSink("out/echoed")}
+_ECHOED = {"echoed": LogSink("out/echoed"), DEAD_LETTERS: LogSink("out/dead-letters")}
 
 
 def _one_stage(kind: type[Echo], **how: Any) -> Topology:

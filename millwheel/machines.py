@@ -29,7 +29,7 @@ SKEW_S: Final = 1.0
 """Clocks of two servers, one of which takes over from the other, may differ by less."""
 RENEW_S: Final = 1.0
 HURRY_S: Final = 0.1
-"""The same of who leads while workers are to stop."""
+"""The same while workers are to stop."""
 HOLDER: Final = "holder"
 """Names a work directory, however its machine is called."""
 
@@ -223,8 +223,7 @@ class Machines:
 
     def _renew(self) -> None:
         while not self._over:
-            hurried = self.view.leads and self.view.round.stage == "stopping"
-            self._news.wait(HURRY_S if hurried else RENEW_S)
+            self._news.wait(HURRY_S if self.view.round.stage == "stopping" else RENEW_S)
             self._news.clear()
             with contextlib.suppress(PhotonError):  # nobody else gets its part from a server that is silent
                 self._look()

@@ -16,7 +16,7 @@ import photon
 from photon.core.errors import UsageError
 
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
-MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache", "recovery")
+MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache", "recovery", "machines")
 REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover", "sets", "size")
 KAFKA_PARTS: Final = ("catch-up", "live", "killed")
 PEERS: Final = ("spark", "pathway", "duckdb")
@@ -77,6 +77,7 @@ _MILLWHEEL: Final[list[click.Parameter]] = [
     _option("--lines", default=1_000_000, help="Of a log."),
     _option("--runs", default=3, help="Of each; medians are told."),
     _option("--live-seconds", default=15.0),
+    _option("--store", default="", metavar="URI", help="Of machines: a database, as of `millwheel run`."),
     click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
     *_peers(MILLWHEEL_PEERS),
     _JSON,
@@ -156,7 +157,8 @@ def _millwheel(
     throughput: counts by key and second, in columns and a record at a time, and Zeitgeist, on logs of several
     shapes, also while workers are killed. latency: 1,000 lines/s, from a line's write to the sink's line.
     cache: CPU by the number of keys in memory. recovery: how long lines wait while a worker with half of all
-    keys is killed. --peers: the same counts by other engines, and by them after a SIGKILL half way.
+    keys is killed; machines: while one of two machines comes, leaves or is killed. --peers: the same counts
+    by other engines, and by them after a SIGKILL half way.
     """
     benchmark = load_benchmarks("millwheel")
     report = benchmark.run(benchmark.Plan.of(**plan), only, peers, pythons, _measuring)

@@ -377,6 +377,8 @@ class WheelRun:
     def _on(self, link: Link, kind: int, said: Any) -> None:
         """LostError for who is of no use here."""
         if kind == links.BEAT:
+            if f"worker-{said[0]}" not in self._supervisor.children:
+                raise LostError  # it was stopped since
             self._beats[said[0]] = time.monotonic()
             link.send(links.LEASE, pack(self._machines.until))
         elif kind == links.ASK:

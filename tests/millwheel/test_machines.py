@@ -305,7 +305,7 @@ class Several:
     """Machines: work directories with processes of their own, over the same logs, sinks and store."""
 
     def __init__(self, system, uri, tmp_path, seed):
-        self.system, self._uri, self._directory = system, uri, tmp_path
+        self.system, self.uri, self._directory = system, uri, tmp_path
         made = clicks(random.Random(seed), 30_000, users=200, seconds=60)
         self.lines = sorted(made, key=lambda line: line["ts"])
         self.config = tmp_path / "photon.toml"
@@ -318,7 +318,7 @@ class Several:
     def start(self, name, *words):
         """Its process, and what it tells."""
         address = self._addresses.setdefault(name, f"127.0.0.1:{port_before(4)}")
-        where = ("--store", self._uri, "--machine", address, "--config", str(self.config))
+        where = ("--store", self.uri, "--machine", address, "--config", str(self.config))
         told = self._directory / f"{name}.told"
         return self.system.start(*where, "--workers", "2", *words, name=HELD, told=told, work=name)
 
@@ -390,6 +390,28 @@ def test_machines_come_are_killed_freeze_and_leave_and_each_line_is_there_once(u
         system.signal(name, signal.SIGTERM)
     wait_until(lambda: not [*system.processes("two"), *system.processes("three")])
     several.finish("two", "three")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_failover_of_the_database_later_than_all_leases_ends_no_machine(pair, system, tmp_path):
+    """Nor is anybody refused who was there before, though no standby confirms any more."""
+    several = Several(system, pair.uri.format("schema=run"), tmp_path, 6)
+    runs = [several.start(name, "--follow") for name in ("one", "two")]
+    several.computes("one", "two")
+    several.feed(0, 10)
+    pair.first.kill()
+    time.sleep(LEASE_S + 2)
+    pair.second.promote()
+    several.feed(10, 20)
+    system.signal("two", signal.SIGKILL)
+    several.computes("one")
+    several.feed(20, 30)
+    assert runs[0].poll() is None
+    runs[0].send_signal(signal.SIGTERM)
+    assert runs[0].wait(30) == 0
+    several.uri = f"{pair.second.uri}?schema=run&{LOSES}"
+    several.finish("one", "two")
 
 
 def test_what_can_not_be_on_several_machines_is_refused(uri, system, tmp_path):

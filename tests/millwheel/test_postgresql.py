@@ -16,7 +16,6 @@ from millwheel.engine import logged
 from millwheel.errors import ZombieError
 from photon.core.errors import StorageError, UsageError
 from photon.logs.shares import SLOTS
-from tests.connect.postgresql import Postgresql, need_server
 from tests.millwheel.running import HELD, LOSES
 from tests.millwheel.topologies import clicks
 from tests.waiting import wait_until
@@ -151,34 +150,6 @@ def test_a_server_that_no_standby_confirms_is_refused_and_what_is_no_server_told
         module.PostgresqlStore(f"postgresql://photon@127.0.0.1:1/postgres?{LOSES}", again_s=0.2)
 
 
-class Pair:
-    """A server, and its standby, which confirms each commit."""
-
-    def __init__(self):
-        programs = need_server()
-        self.first = Postgresql(programs, ["synchronous_standby_names=*", "wal_level=replica"])
-        self.second = Postgresql(programs, ["synchronous_standby_names="], self.first)
-        hosts = ",".join(one.uri.partition("@")[2].partition("/")[0] for one in (self.first, self.second))
-        self.uri = f"postgresql://photon@{hosts}/postgres?{{}}"
-        with psycopg.connect(self.first.uri) as connection:
-            wait_until(
-                lambda: connection.execute(
-                    "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
-                ).fetchone()
-            )
-
-    def close(self):
-        self.first.close()
-        self.second.close()
-
-
-@pytest.fixture
-def pair():
-    made = Pair()
-    yield made
-    made.close()
-
-
 @pytest.mark.long
 def test_what_was_acknowledged_is_on_the_standby_that_takes_over_under_load(pair, opened):
     store = opened(pair.uri.format(""), 60.0)
@@ -233,7 +204,7 @@ def test_a_run_goes_on_through_killed_workers_and_a_failover_and_then_on_another
     for part in range(40):
         for file in (0, 1):
             system.write(f"{file}.jsonl", lines[part * 1000 + file : (part + 1) * 1000 : 2], "a")
-        if part in (5, 10):
+        if part in (5, 10, 30):
             os.kill(system.workers()[0], signal.SIGKILL)
             wait_until(lambda: len(system.workers()) == 2)
         elif part == 20:
