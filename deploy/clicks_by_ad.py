@@ -10,5 +10,5 @@ TOPOLOGY = Topology(
             WindowCounts("counts", 10), Input("clicks", key="payload.ad", value=None), Stream("counts")
         )
     },
-    sinks={"counts": LogSink("/logs/counts")},
+    sinks={"counts": LogSink("/logs/counts"), "dead-letters": LogSink("/logs/dead-letters")},
 )

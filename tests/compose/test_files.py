@@ -112,12 +112,12 @@ def test_what_a_container_says_never_fills_the_disk() -> None:
 def test_who_mounts_certificates_waits_until_they_are_made() -> None:
     """But for `operator`, which is started beside a system."""
     waits = re.compile(r"prepare:\n +condition: service_completed_successfully\n", re.MULTILINE)
-    for kind in ("x-photon:", "x-machine:"):
+    for kind in ("x-photon:", "x-machine:", "x-wheel:"):
         assert waits.search(COMPOSE.partition(kind)[2].partition("\n\n")[0])
     mounting = {name: lines for name, lines in services().items() if "-certs:/certs:ro" in lines}
     assert {"r4", "prometheus", "operator"} <= mounting.keys()
     for name in mounting.keys() - {"operator"}:
-        made = any(f"<<: *{kind}\n" in mounting[name] for kind in ("photon", "machine"))
+        made = any(f"<<: *{kind}\n" in mounting[name] for kind in ("photon", "machine", "wheel"))
         assert made or waits.search(mounting[name]), name
 
 

@@ -3,15 +3,19 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from millwheel.links import CONTROL
 from millwheel.testing import in_order
-from tests.millwheel.topologies import expected
-from tests.ports import free_ports
+from tests.certificates import Authority
+from tests.millwheel.topologies import SECOND, clicks, expected
+from tests.ports import free_ports, port_before
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 NAME = "tests.millwheel.topologies:TOPOLOGY"
@@ -130,3 +134,64 @@ class System:
 
     def check(self, lines):
         assert in_order(self.sinks()) == in_order(expected(lines))
+
+
+class Several:
+    """Machines: work directories with processes of their own, over the same logs, sinks and store."""
+
+    def __init__(self, system, uri, tmp_path, seed):
+        self.system, self.uri, self._directory = system, uri, tmp_path
+        made = clicks(random.Random(seed), 30_000, users=200, seconds=60)
+        self.lines = sorted(made, key=lambda line: line["ts"])
+        self.config = tmp_path / "photon.toml"
+        authority = Authority(tmp_path / "ca")
+        tls = authority.issue("node")
+        files = "".join(f'{name} = "{getattr(tls, name)}"\n' for name in ("cert", "key", "ca"))
+        self.config.write_text(f"[tls]\n{files}")
+        self.addresses = {}
+
+    def start(self, name, *words):
+        """Its process, and what it tells."""
+        address = self.addresses.setdefault(name, f"127.0.0.1:{port_before(4)}")
+        where = ("--store", self.uri, "--machine", address, "--config", str(self.config))
+        told = self._directory / f"{name}.told"
+        return self.system.start(*where, "--workers", "2", *words, name=HELD, told=told, work=name)
+
+    def computes(self, *names):
+        """They do, and no other."""
+
+        def agreed():
+            if not all((self._directory / name / "control.sock").exists() for name in names):
+                return False
+            with contextlib.suppress(AssertionError):  # until they have agreed who leads
+                told = self.system.status(names[-1])
+                machines = sorted(shown.rpartition("/")[2] for shown in told["machines"])
+                there = {status["machine"] for status in told["processes"].values()}
+                return machines == sorted(names) and len(told["processes"]) == 2 * len(there) == 2 * len(
+                    names
+                )
+
+        wait_until(agreed, what=lambda: str(names))
+
+    def feed(self, start, end):
+        """Until all is known that can be."""
+        self.write(start, end)
+        upto = self.lines[end * 1000 - 1]["ts"] - 3 * SECOND
+        known = expected(self.lines[: end * 1000])["counts"]
+        due = sum((count["second"] + 1) * SECOND <= upto for count in known)
+        wait_until(lambda: len(self.system.sink("counts")) >= due, what=lambda: f"{due} lines")
+
+    def write(self, start, end):
+        for part in range(start, end):
+            for file in (0, 1):
+                self.system.write(
+                    f"{file}.jsonl", self.lines[part * 1000 + file : (part + 1) * 1000 : 2], "a"
+                )
+            time.sleep(0.02)
+
+    def finish(self, *names):
+        """They end together, once all is worked off, and say the same of it."""
+        runs = [self.start(name) for name in names]
+        told = [run.communicate(timeout=100)[0] for run in runs]
+        assert [run.returncode for run in runs] == [0] * len(runs), told
+        self.system.check(self.lines)

@@ -1,7 +1,6 @@
 """Several machines compute one run: whoever is there has a part, and no two ever have the same one."""
 
 import contextlib
-import random
 import signal
 import threading
 import time
@@ -15,10 +14,7 @@ from millwheel.machines import LEASE_S, SKEW_S, Machine, Machines, Member, Round
 from photon.core.clock import SystemClock
 from photon.core.errors import StorageError, UsageError
 from photon.logs.shares import SLOTS
-from tests.certificates import Authority
-from tests.millwheel.running import HELD, LOSES, NAME, System
-from tests.millwheel.topologies import clicks
-from tests.ports import port_before
+from tests.millwheel.running import HELD, LOSES, NAME, Several, System
 from tests.waiting import wait_until
 
 postgresql = pytest.importorskip("millwheel.postgresql", reason="the postgresql extra is not installed")
@@ -299,62 +295,6 @@ def system(tmp_path):
     yield one
     for name in ("one", "two", "three"):
         one.signal(name, signal.SIGKILL)
-
-
-class Several:
-    """Machines: work directories with processes of their own, over the same logs, sinks and store."""
-
-    def __init__(self, system, uri, tmp_path, seed):
-        self.system, self.uri, self._directory = system, uri, tmp_path
-        made = clicks(random.Random(seed), 30_000, users=200, seconds=60)
-        self.lines = sorted(made, key=lambda line: line["ts"])
-        self.config = tmp_path / "photon.toml"
-        authority = Authority(tmp_path / "ca")
-        tls = authority.issue("node")
-        files = "".join(f'{name} = "{getattr(tls, name)}"\n' for name in ("cert", "key", "ca"))
-        self.config.write_text(f"[tls]\n{files}")
-        self._addresses = {}
-
-    def start(self, name, *words):
-        """Its process, and what it tells."""
-        address = self._addresses.setdefault(name, f"127.0.0.1:{port_before(4)}")
-        where = ("--store", self.uri, "--machine", address, "--config", str(self.config))
-        told = self._directory / f"{name}.told"
-        return self.system.start(*where, "--workers", "2", *words, name=HELD, told=told, work=name)
-
-    def computes(self, *names):
-        """They do, and no other."""
-
-        def agreed():
-            if not all((self._directory / name / "control.sock").exists() for name in names):
-                return False
-            with contextlib.suppress(AssertionError):  # until they have agreed who leads
-                told = self.system.status(names[-1])
-                machines = sorted(shown.rpartition("/")[2] for shown in told["machines"])
-                there = {status["machine"] for status in told["processes"].values()}
-                return machines == sorted(names) and len(told["processes"]) == 2 * len(there) == 2 * len(
-                    names
-                )
-
-        wait_until(agreed, what=lambda: str(names))
-
-    def feed(self, start, end):
-        """Until more is known of it."""
-        before = len(self.system.sink("counts"))
-        for part in range(start, end):
-            for file in (0, 1):
-                self.system.write(
-                    f"{file}.jsonl", self.lines[part * 1000 + file : (part + 1) * 1000 : 2], "a"
-                )
-            time.sleep(0.02)
-        wait_until(lambda: len(self.system.sink("counts")) > before + 500, what=lambda: str(before))
-
-    def finish(self, *names):
-        """They end together, once all is worked off, and say the same of it."""
-        runs = [self.start(name) for name in names]
-        told = [run.communicate(timeout=100)[0] for run in runs]
-        assert [run.returncode for run in runs] == [0] * len(runs), told
-        self.system.check(self.lines)
 
 
 @pytest.mark.long

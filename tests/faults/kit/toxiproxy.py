@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -90,14 +90,17 @@ class ToxiproxyServer:
                 raise ToxiproxyError(f"{binary} does not answer on port {self.port}")
             time.sleep(0.02)
 
-    def create(self, upstreams: Mapping[str, str], avoid: Collection[int] = ()) -> dict[str, str]:
-        """Proxy's name -> upstream address; -> name -> the address it listens on.
+    def create(
+        self, upstreams: Mapping[str, str], avoid: Collection[int] = (), listens: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Proxy's name -> upstream address; -> name -> the address it listens on, if not given in `listens`.
 
         Ports are below those that the kernel gives to outgoing connections: none of these takes the port of a
         proxy that is down. None is in `avoid`, where others will listen.
         """
-        free = [port for port in free_ports(len(upstreams) + len(avoid)) if port not in avoid]
-        listens = [f"127.0.0.1:{port}" for port in free]
+        if not listens:
+            free = [port for port in free_ports(len(upstreams) + len(avoid)) if port not in avoid]
+            listens = [f"127.0.0.1:{port}" for port in free]
         with self._bound():
             for (name, upstream), listen in zip(upstreams.items(), listens, strict=False):
                 try:

@@ -1,0 +1,79 @@
+"""Two machines of a run all of whose links pass toxiproxy, while both reach the database."""
+
+import contextlib
+import signal
+import time
+import uuid
+
+import pytest
+
+from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy
+from tests.millwheel.running import LOSES, Several, System
+from tests.ports import port_before
+
+pytest.importorskip("millwheel.postgresql", reason="the postgresql extra is not installed")
+pytestmark = [pytest.mark.links, pytest.mark.timeout(300)]
+NAMES = ("one", "two")
+
+
+class Proxied(Several):
+    """Each machine advertises 127.0.0.2, where proxies are, and listens on 127.0.0.1."""
+
+    def __init__(self, system, uri, tmp_path, seed, proxies):
+        super().__init__(system, uri, tmp_path, seed)
+        self.proxies = proxies
+        self.config.write_text(f'{self.config.read_text()}\n[network]\nbind = "127.0.0.1"\n')
+        self.links = []
+        for name in NAMES:
+            port = port_before(2)
+            self.addresses[name] = f"127.0.0.2:{port}"
+            upstreams = {f"{name}-{at}": f"127.0.0.1:{at}" for at in range(port, port + 3)}
+            proxies.create(upstreams, listens=[f"127.0.0.2:{at}" for at in range(port, port + 3)])
+            self.links += upstreams
+
+    def each(self, does, *given):
+        for link in self.links:
+            does(link, *given)
+
+
+@pytest.fixture
+def several(server, tmp_path):
+    system = System(tmp_path)
+    with contextlib.closing(ToxiproxyServer(need_toxiproxy())) as proxies:
+        uri = f"{server.uri}?schema=s{uuid.uuid4().hex}&{LOSES}"
+        yield Proxied(system, uri, tmp_path, 8, proxies)
+        for name in NAMES:
+            system.signal(name, signal.SIGKILL)
+
+
+def test_links_that_are_cut_lose_bytes_or_are_slow_lose_and_double_nothing(several):
+    proxies = several.proxies
+    for name in NAMES:
+        several.start(name, "--follow")
+    several.computes(*NAMES)
+    several.feed(0, 6)
+    several.each(proxies.enable, False)
+    several.write(6, 9)
+    time.sleep(3)
+    several.each(proxies.enable, True)
+    several.feed(9, 12)
+    # Nothing passes, though connections stay; what was lost in them is missed when they go on.
+    several.each(proxies.add, "timeout", "upstream", {"timeout": 0}, 1.0)
+    several.write(12, 15)
+    time.sleep(3)
+    several.each(proxies.clear)
+    several.feed(15, 18)
+    several.each(proxies.add, "latency", "downstream", {"latency": 100, "jitter": 50}, 1.0)
+    slices = {"average_size": 1_000, "size_variation": 500, "delay": 10}
+    several.each(proxies.add, "slicer", "upstream", slices, 1.0)
+    several.feed(18, 24)
+    several.each(proxies.clear)
+    for part in range(24, 30):
+        several.write(part, part + 1)
+        several.each(proxies.enable, False)
+        several.each(proxies.enable, True)
+    several.feed(30, 30)
+    several.computes(*NAMES)
+    for name in NAMES:
+        several.system.signal(name, signal.SIGTERM)
+    several.finish(*NAMES)
