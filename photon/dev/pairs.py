@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from joiner.joined_lines import ID, JoinedDecoder, blocks_of, inside, joined_files
 from photon.core.columns import Field, parse_path
 from photon.core.errors import PhotonError, UsageError
@@ -27,11 +29,11 @@ LINES_MAX: Final = 2_000_000
 
 @dataclass(slots=True)
 class PairsReport:
-    """What stands in the joined logs of all datacenters. Memory: about 250 bytes a pair while it is made.
+    """What stands in the joined logs of all datacenters.
 
     `lines`: joined lines; `distinct`: distinct foreign ids; `repeated`: lines whose foreign id stood before;
     `mismatched`: lines whose primary is not the one they name; `unreadable`: lines that are no joined event,
-    or have no end; `sha256`: of the distinct pairs.
+    or have no end; `sha256`: of the distinct pairs, if it was asked for.
     """
 
     lines: int = 0
@@ -62,9 +64,10 @@ def pairs_sha256(lines: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
-def check_pairs(joined: Path) -> PairsReport:
+def check_pairs(joined: Path, with_sha256: bool = False) -> PairsReport:
     """Read every file of joined lines under `joined` (a directory for each datacenter) and report its pairs.
 
+    Memory while it does: 16 bytes a line, as ids are told apart by 64 bits of them; with the sha256 200 more.
     UsageError if there is no such directory.
     """
     if not joined.is_dir():
@@ -73,7 +76,7 @@ def check_pairs(joined: Path) -> PairsReport:
     named = Field(parse_path(settings.foreign.primary_id), ID)
     decoder = JoinedDecoder(settings, {"primary_id": named, "inside": inside(settings)})
     report = PairsReport()
-    foreign: set[str] = set()
+    foreign = [np.zeros(0, np.int64)]
     pairs: set[bytes] = set()
     for path in joined_files(joined):
         for _, data in blocks_of(path):
@@ -86,12 +89,13 @@ def check_pairs(joined: Path) -> PairsReport:
                 list(map(str, decoder.columns[name](events))) for name in ("id", "primary_id", "inside")
             )
             report.mismatched += sum(map(operator.ne, names, held))
-            foreign.update(ids)
-            texts = map("%s\t%s\n".__mod__, zip(names, ids, strict=True))
-            pairs.update(text.encode("utf-8", "surrogatepass") for text in texts)
-    report.distinct = len(foreign)
+            foreign.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
+            if with_sha256:
+                texts = map("%s\t%s\n".__mod__, zip(names, ids, strict=True))
+                pairs.update(text.encode("utf-8", "surrogatepass") for text in texts)
+    report.distinct = len(np.unique(np.concatenate(foreign)))
     report.repeated = report.lines - report.unreadable - report.distinct
-    report.sha256 = pairs_sha256(pairs)
+    report.sha256 = pairs_sha256(pairs) if with_sha256 else ""
     return report
 
 
