@@ -10,8 +10,10 @@ only in the round that stands there (millwheel.postgresql).
 """
 
 import contextlib
+import itertools
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
@@ -52,21 +54,27 @@ class Round(msgspec.Struct, frozen=True, array_like=True):
     machines: tuple[Machine, ...] = ()
     summary: dict[str, Any] = {}
     """Of one that has ended."""
+    stores: int = 1
 
     @property
     def workers(self) -> list[Machine]:
-        """The machine of each worker."""
-        return [machine for machine in self.machines for _ in range(machine.workers)][:SLOTS]
+        """The machine of each worker: of each store as many have slots, so there may be some more of them
+        than was asked for."""
+        asked = [machine for machine in self.machines for _ in range(machine.workers)]
+        wanted = min(-(-len(asked) // self.stores), SLOTS // self.stores) * self.stores if asked else 0
+        return list(itertools.islice(itertools.cycle(asked), wanted))
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Of each worker: the ports behind its machine's; none if the only machine has no address."""
         found: list[str] = []
-        for machine in self.machines:
-            for own in range(machine.workers if machine.address else 0):
+        taken = Counter[str]()
+        for machine in self.workers:
+            if machine.address:
+                taken[machine.holder] += 1
                 host, port = split(machine.address)
-                found.append(joined(host, port + 1 + own))
-        return tuple(found[:SLOTS])
+                found.append(joined(host, port + taken[machine.holder]))
+        return tuple(found)
 
 
 class Member(NamedTuple):
@@ -117,9 +125,9 @@ def holder_of(work: Path) -> str:
         return path.read_text("ascii")
 
 
-def next_round(me: Machine, at: int, knows: int, view: View) -> Round | None:
+def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) -> Round | None:
     """What who leads is to publish, if anything. `at`: as of its own Member, which knows best; `knows`: the
-    round that it has led since its beginning."""
+    round that it has led since its beginning; `stores`: how many have the state."""
     now = view.round
     others = [member for member in view.members if member.machine.holder != me.holder and me.address]
     there = tuple(
@@ -128,7 +136,7 @@ def next_round(me: Machine, at: int, knows: int, view: View) -> Round | None:
     if now.lead == me.holder and now.stage == "stopping":
         if at < now.number or any(member.at < now.number for member in others):
             return None
-        return Round(now.number, me.holder, "running", there)
+        return Round(now.number, me.holder, "running", there, stores=stores)
     if now.stage == "running" and now.number == knows and now.machines == there:
         return None
     return Round(now.number + 1, me.holder, "stopping")
@@ -138,6 +146,7 @@ class Alone:
     """The only machine of a run whose state is on its own disk."""
 
     until = float("inf")
+    stores = 1
 
     def __init__(self, workers: int) -> None:
         self.me = Machine("", "", "", workers)
@@ -160,8 +169,9 @@ class Alone:
 class Machines:
     """This machine among those of the store's run: renewed by a thread from `enter` to `end`."""
 
-    def __init__(self, store: MachineStore, me: Machine, clock: Clock) -> None:
-        self.me, self._store, self._clock = me, store, clock
+    def __init__(self, store: MachineStore, me: Machine, clock: Clock, stores: int = 1) -> None:
+        """`store`: the first of so many."""
+        self.me, self.stores, self._store, self._clock = me, stores, store, clock
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._over = False

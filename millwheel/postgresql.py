@@ -125,11 +125,14 @@ class PostgresqlStore(LoggedStore):
     `?may_lose_acknowledged=yes`; StorageError if it does not answer for AGAIN_S.
     """
 
-    def __init__(self, uri: str, again_s: float = AGAIN_S, number: int = 0) -> None:
+    def __init__(
+        self, uri: str, again_s: float = AGAIN_S, number: int = 0, others: "Sequence[PostgresqlStore]" = ()
+    ) -> None:
         """`number`: of the round (millwheel.machines) in which it claims, and in no other; 0: in any. Whether
-        a standby confirms is asked by who begins, not by those of a round: a failover may leave none."""
+        a standby confirms is asked by who begins, not by those of a round: a failover may leave none.
+        `others`: further stores of the run, which learn of its rounds here."""
         super().__init__()
-        self._round = number
+        self._round, self._others = number, others
         parsed = parse_uri(uri)
         given = dict(parsed.options)
         self._schema = given.pop("schema", SCHEMA)
@@ -213,11 +216,16 @@ class PostgresqlStore(LoggedStore):
     def publish(self, holder: str, following: Round) -> None:
         """millwheel.machines.MachineStore."""
 
+        row = (following.number, _encode(following))
+
         def publish(connection: _Connection) -> None:
             with connection.transaction():
+                # From here to the end nobody else leads.
                 if connection.execute(_LEADS, (holder,)).fetchone() is None:
                     raise ZombieError(f"another machine leads what is in {self.shown}")
-                connection.execute(_PUBLISH, (following.number, _encode(following)))
+                for other in self._others:
+                    other._do("rest", lambda there: there.execute(_PUBLISH, row), self._again_s)
+                connection.execute(_PUBLISH, row)
 
         self._do("rest", publish, self._again_s)
 
@@ -232,6 +240,8 @@ class PostgresqlStore(LoggedStore):
         self._do("rest", leave, self._again_s)
 
     def close(self) -> None:
+        for other in self._others:
+            other.close()
         for name in list(self._connections):
             self._lose(name)
 

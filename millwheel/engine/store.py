@@ -19,7 +19,7 @@ Changes = dict[bytes, bytes | None]
 """Rows to be put; None: to be deleted."""
 
 _KEY_BYTES_MAX: Final = 400
-STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN, TAKEN_UP = (
+STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN, TAKEN_UP, SERVER = (
     b"s",
     b"t",
     b"h",
@@ -32,6 +32,7 @@ STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN
     b"q",
     b"g",
     b"y",
+    b"v",
 )
 _encode: Final = msgspec.msgpack.encode
 

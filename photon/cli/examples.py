@@ -47,7 +47,7 @@ EXAMPLES: Final = {
     "millwheel": (
         "millwheel windows --input 'joined/*/*' --key payload.ad --time ts_us --window 1h --work wheel",
         "millwheel run visits:TOPOLOGY --work wheel --workers 2 --follow",
-        "millwheel run visits:TOPOLOGY --work w --follow --store postgresql://db/wheel --machine wheel-1:7400",
+        "millwheel run visits:TOPOLOGY --work w --follow --store postgresql://db/w --machine wheel-1:7400",
         "millwheel history visits:TOPOLOGY --out old --goes-on",
     ),
     "adapter": ("adapter test --use mine:Adapter --primary queries.jsonl --foreign clicks.jsonl",),

@@ -37,7 +37,13 @@ def _running(command: _Command) -> _Command:
 
 @group.command("run")
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
-@click.option("--store", default="", metavar="URI", help="State in PostgreSQL; else in --work.")
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    metavar="URI",
+    help="State in PostgreSQL, on several servers if repeated; else in --work.",
+)
 @path_option("--history", help="Begin where this one (`photon millwheel history --goes-on`) ended.")
 @click.option(
     "--machine",
@@ -56,7 +62,7 @@ def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **
 
 
 def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
-    """`more`: store, history, machine and config, as of WheelRun."""
+    """`more`: stores, history, machine and config, as of WheelRun."""
     from photon.cluster.supervisor import die_with_parent
     from photon.cluster.wheels import WheelRun
 
@@ -237,7 +243,8 @@ def deploy(work: Path) -> None:
     Consumers may be new or gone and code may be another: nothing is lost or doubled by it, and no low
     watermark goes back. Code that `check` refuses is refused here too, and the run goes on as it was.
     """
-    from photon.cluster.wheels import DEPLOY_S, ask
+    from photon.cluster.deploys import DEPLOY_S
+    from photon.cluster.wheels import ask
 
     ask(work, "deploy", timeout_s=DEPLOY_S)
     click.echo("deployed")
@@ -295,7 +302,7 @@ def _run_ready(
     **running: Any,
 ) -> int:
     """`logs`: paths and time field by argument; `given`: the arguments that only this topology has."""
-    from photon.cluster.wheels import READY
+    from photon.cluster.begun import READY
 
     reading = {
         argument: {"paths": paths, "time": time, "unit": unit, "lateness_s": lateness_s}

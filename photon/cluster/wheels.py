@@ -5,43 +5,36 @@ again; one whose heartbeat stops is killed first, so that nobody waits for what 
 """
 
 import contextlib
-import importlib
-import json
 import selectors
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
-from millwheel import history, links
-from millwheel.engine.logged import LoggedStore
-from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
-from millwheel.engine.store import GIVEN, TAKEN_UP
+from millwheel import links
 from millwheel.errors import ReplacedError, ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack, unpack
 from millwheel.machines import LEASE_S, Alone, Machine, Machines, Round, holder_of, next_round
 from millwheel.push import PushedLogs
 from millwheel.topology import DEAD_LETTERS, Topology, load_topology
-from millwheel.worker import pushed_logs, shared_store, store_of
+from millwheel.worker import pushed_logs, shared_store
+from photon.cluster.begun import Begun
+from photon.cluster.deploys import Trial, fresh
 from photon.cluster.master import Master
-from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
+from photon.cluster.supervisor import Supervisor
 from photon.cluster.topology import network_of
-from photon.connect.uris import parse_uri
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
-from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
+from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
 from photon.logs.shares import SLOTS
 from photon.rpc.network import Network
 
-READY: Final = "millwheel.ready.topologies:"
-"""What names of ready-made topologies begin with."""
 SILENCE_S_MAX: Final = 5.0
 """Of a worker that began: then it is killed."""
 _POLL_S: Final = 0.05
@@ -49,42 +42,7 @@ _STOP_S: Final = 10.0
 _MOVE_S: Final = 2.0
 """The same while others wait for their part: a worker may be killed at any time."""
 _PORT_MAX: Final = 65_535
-_TRIAL_S: Final = 60.0
-"""In which new code is to be loaded."""
-DEPLOY_S: Final = _TRIAL_S + 10.0
-"""In which a run answers a deploy."""
-_OURS: Final = frozenset(loaded.partition(".")[0] for loaded in sys.modules)
-"""What is loaded before any topology is: never loaded again."""
-_HOME: Final = Path(__file__).parents[2]
-"""A current directory that has us, too, has more that is ours."""
 Tell = Callable[[str], None]
-
-
-class _Trial(NamedTuple):
-    """New code, loaded and looked at by a process of its own, and who waits for the outcome."""
-
-    process: Process
-    log: Path
-    asker: Link
-    until: float
-
-    def outcome(self) -> str | None:
-        """What is wrong with it; "" for nothing, None while that is not known."""
-        status = self.process.poll()
-        if status is None:
-            if time.monotonic() < self.until:
-                return None
-            self.kill()
-            return f"it was not loaded within {_TRIAL_S:g} s"
-        return "" if status == 0 else last_message(self.log)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-ELSEWHERE: Final = "store"
-"""Says where the state of a run is, if not in its work directory."""
 
 
 class WheelRun:
@@ -100,20 +58,20 @@ class WheelRun:
         workers: int,
         follow: bool,
         tell: Tell,
-        store: str = "",
+        stores: Sequence[str] = (),
         history: Path | None = None,
         machine: str = "",
         config: Path | None = None,
     ) -> None:
-        """`history`: what a run that has not begun takes up first (millwheel.history). `machine`: where the
+        """`stores`, `history`: as of Begun. `machine`: where the
         other machines of the run reach this one, as [tls] of `config` says. UsageError, TopologyError,
         LockedError, StorageError."""
         if not 1 <= workers <= SLOTS:
             raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
         self._name, self._work, self._follow, self._tell = name, work, follow, tell
-        self._store, self._history, self._config = store, history, config
+        self._begun, self._config = Begun(name, work, tuple(stores), history), config
         self._topology = load_topology(name)
-        self._network = _network(machine, workers, store, config, self._topology)
+        self._network = _network(machine, workers, bool(stores), config, self._topology)
         with storage_errors(work):
             make_directory(work)
         self._supervisor = Supervisor(work / "logs")
@@ -124,17 +82,19 @@ class WheelRun:
         self._computes = False
         """Its workers of the round are started."""
         self._stop = False
-        self._trial: _Trial | None = None
+        self._trial: Trial | None = None
         self._restarts = 0
         """Of workers that were stopped since."""
         self._began = time.monotonic()
         self._machines: Machines | Alone = Alone(workers)
         self._lock = DirectoryLock(work)
         try:
-            self._same_store()
-            if store:
+            self._begun.check_place()
+            if stores:
                 me = Machine(holder_of(work), f"{socket.gethostname()}:{work.absolute()}", machine, workers)
-                self._machines = Machines(shared_store(store, again_s=LEASE_S), me, SystemClock())
+                others = [shared_store(uri, again_s=LEASE_S) for uri in stores[1:]]
+                store = shared_store(stores[0], again_s=LEASE_S, others=others)
+                self._machines = Machines(store, me, SystemClock(), len(stores))
                 self._machines.enter()
             while self._machines.view.leads and self._master is None:
                 self._agree()
@@ -201,12 +161,14 @@ class WheelRun:
             self._machines.stopped(view.round.number)
             return
         if not view.leads:
-            if self._master is not None and not self._machines.me.address:
+            if not self._machines.me.address:
                 raise ReplacedError("another run has this now")
             self._master = None
             return
         knows = 0 if self._master is None else self._master.number
-        following = next_round(self._machines.me, self._machines.at, knows, view)
+        following = next_round(self._machines.me, self._machines.at, knows, view, self._machines.stores)
+        if self._master is not None and self._master.finished and knows == view.round.number:
+            following = msgspec.structs.replace(view.round, stage="ended", summary=self._master.summary())
         if following is None:
             time.sleep(0 if self._computes else _POLL_S)  # others are still to stop
         elif not self._is_over:
@@ -215,21 +177,21 @@ class WheelRun:
     def _publish(self, following: Round) -> None:
         try:
             if following.stage == "running":
-                master = Master(self._number(following.number), following, self._send)
+                master = Master(self._begun.number(self._topology, following.number), following, self._send)
                 if self._master is not None:
                     master.authority.restore(self._master.authority.marks)
                 self._master = master
                 if len(following.machines) > 1:
                     self._tell(f"computed by {', '.join(machine.shown for machine in following.machines)}")
             elif self._master is None and following.number > 1:
-                self._topology = _fresh(self._name)  # who led before may have deployed another
+                self._topology = fresh(self._name)  # who led before may have deployed another
             self._machines.publish(following)
         except ZombieError:
             self._master = None
             self._machines.deposed()
 
     def _start_workers(self) -> None:
-        now, me = self._machines.view.round, self._machines.me
+        now, me, stores = self._machines.view.round, self._machines.me, self._begun.stores
         self._computes = True
         for name, injector in self._topology.injectors.items():
             if injector.listen:
@@ -240,13 +202,13 @@ class WheelRun:
                     self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
         lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
         common = ["--work", str(self._work), "--workers", str(len(now.workers)), "--round", str(now.number)]
-        common += ["--store", self._store] if self._store else []
         common += ["--lead", lead, "--addresses", ",".join(now.addresses)] if lead else []
         common += ["--config", str(self._config)] if self._config is not None else []
         common += [] if self._follow else ["--drain"]
         for worker, machine in enumerate(now.workers):
             if machine.holder == me.holder:
                 arguments = ["millwheel", "worker", self._name, "--worker", str(worker), *common]
+                arguments += ["--store", stores[worker % len(stores)]] if stores else []
                 self._supervisor.start(f"worker-{worker}", arguments)
 
     def _stop_workers(self, grace_s: float) -> None:
@@ -254,76 +216,6 @@ class WheelRun:
         self._supervisor.stop(list(self._supervisor.children), grace_s)
         self._beats.clear()
         self._computes = False
-
-    def _number(self, number: int) -> Plan:
-        """Before workers start, whose number may be another: what former ones left is for all to see, and
-        none of them commits any more."""
-        topology = self._topology
-        store = store_of(self._work, self._store, number)
-        try:
-            if self._store:
-                with storage_errors(self._work):
-                    write_file(self._work / ELSEWHERE, parse_uri(self._store).shown.encode())
-            self._go_on(store)
-            store.claim(range(SLOTS), 0, 1)
-            known = unpack_numbers(store.numbers(NUMBERS_ROW)) or self._take_up(store)
-            if self._history is not None and store.numbers(TAKEN_UP) is None:
-                raise UsageError(f"{self._work} has begun without a history: give it a --work of its own")
-            numbers = numbered(topology, known)
-            plan = Plan(topology, numbers)
-            check_states(plan, store.scan)
-            store.numbers(NUMBERS_ROW, pack_numbers(numbers))
-        finally:
-            store.close()
-        return plan
-
-    def _same_store(self) -> None:
-        """A run whose state is on this machine's disk would begin anew elsewhere, and the other way round."""
-        begun = (self._work / "state").exists()
-        marked = self._work / ELSEWHERE
-        if self._store and begun:
-            raise UsageError(
-                f"{self._work} has its state on this disk: leave --store out, or take another --work"
-            )
-        if not self._store and marked.exists():
-            raise UsageError(f"{self._work} has its state in {marked.read_text()}: name it by --store")
-
-    def _take_up(self, store: LoggedStore) -> dict[str, int]:
-        """The history, into a store that has not begun, or in which that was cut off. The numbers that its
-        rows go by. UsageError."""
-        cut_off = store.numbers(TAKEN_UP)
-        given = None if self._history is None else str(self._history.absolute()).encode()
-        if cut_off is not None and cut_off != given:
-            raise UsageError(f"{self._work} has a part of {cut_off.decode()}: name it by --history once more")
-        if self._history is None or given is None:
-            return {}
-        left = history.load(self._history)
-        if left.topology != self._name:
-            raise UsageError(f"{self._history} is of {left.topology}, and not of {self._name}")
-        store.numbers(TAKEN_UP, given)
-        history.take_up(store, self._history, left)
-        store.claim(range(SLOTS), 0, 1)  # for all to see
-        return left.numbers
-
-    def _go_on(self, disk: LoggedStore) -> None:
-        """What is ready-made goes on with its own state, which is of its arguments. UsageError."""
-        topology, _, given = self._name.partition(" ")
-        if not topology.startswith(READY):
-            return
-        began = disk.numbers(GIVEN)
-        if began is None:
-            disk.numbers(GIVEN, self._name.encode())
-            return
-        former, _, arguments = began.decode().partition(" ")
-        if former != topology:
-            raise UsageError(f"{self._work} was begun by another command: give this one a --work of its own")
-        old, new = json.loads(arguments), json.loads(given)
-        changed = [f"{name} {old[name]!r}, now {new[name]!r}" for name in old if old[name] != new[name]]
-        if changed:
-            raise UsageError(
-                f"{self._work} was begun with {'; '.join(changed)}: what it holds is of that. Give the same "
-                "again, or another --work"
-            )
 
     def _on_stop(self, *_: object) -> None:
         self._stop = True
@@ -334,7 +226,7 @@ class WheelRun:
         try:
             self._agree()
         except StorageError as error:
-            if not self._store:
+            if not self._begun.stores:
                 raise
             self._tell(str(error))  # it is tried again
         if self._machines.view.round.stage == "running" and not self._computes:
@@ -353,9 +245,6 @@ class WheelRun:
                 self._hear(key.data, events)
         self._watch(before)
         self._end_trial()
-        if self._master is not None and self._master.finished and not self._is_over:
-            now = self._machines.view.round
-            self._publish(msgspec.structs.replace(now, stage="ended", summary=self._master.summary()))
 
     def _hear(self, link: Link, events: int) -> None:
         try:
@@ -451,14 +340,10 @@ class WheelRun:
         if self._trial is not None:
             self._tell_asker(asker, "another deploy is under way")
             return
-        log = self._work / "logs" / "deploy.log"
         try:
-            log.unlink(missing_ok=True)
-            process = FreshLauncher().launch(["millwheel", "check", self._name], log)
+            self._trial = Trial.begin(self._name, self._work / "logs" / "deploy.log", asker)
         except OSError as error:
             self._tell_asker(asker, f"the new code can't be tried: {error}")
-            return
-        self._trial = _Trial(process, log, asker, time.monotonic() + _TRIAL_S)
 
     def _end_trial(self) -> None:
         trial = self._trial
@@ -469,7 +354,7 @@ class WheelRun:
         topology = None
         if not wrong:
             try:
-                topology = _fresh(self._name)
+                topology = fresh(self._name)
             except PhotonError as error:  # it has become another one meanwhile
                 wrong = str(error)
         self._tell_asker(trial.asker, wrong)
@@ -490,14 +375,14 @@ class WheelRun:
         self._publish(Round(now.number + 1, self._machines.me.holder, "stopping"))
 
 
-def _network(machine: str, workers: int, store: str, config: Path | None, topology: Topology) -> Network:
+def _network(machine: str, workers: int, shared: bool, config: Path | None, topology: Topology) -> Network:
     """By which machines of a run reach each other. UsageError, SettingsError."""
     if not machine:
         return Network()
     _, port = split_address(machine, "--machine")
     network = network_of(load_settings(config))
     network.bound(machine)
-    if not store:
+    if not shared:
         raise UsageError("--machine is for a run whose state all its machines reach: name it by --store")
     if port + workers > _PORT_MAX:
         raise UsageError(f"--machine {machine}: the next {workers} ports are its workers': give a lower one")
@@ -512,32 +397,6 @@ def _network(machine: str, workers: int, store: str, config: Path | None, topolo
             f'topology\'s sinks "{DEAD_LETTERS}": LogSink(DIRECTORY)'
         )
     return network
-
-
-def _fresh(name: str) -> Topology:
-    """The topology as its modules are now: its own, its package's, and others of the current directory."""
-    module = name.partition(":")[0]
-    importlib.invalidate_caches()
-    for loaded in list(sys.modules):
-        if loaded == module or loaded.startswith(f"{module}.") or _is_users(loaded, module):
-            del sys.modules[loaded]
-    return load_topology(name)
-
-
-def _is_users(loaded: str, module: str) -> bool:
-    top = loaded.partition(".")[0]
-    if top in _OURS:
-        return False
-    here = Path.cwd()
-    return top == module.partition(".")[0] or (here != _HOME and _found_in(top) == here)
-
-
-def _found_in(top: str) -> Path | None:
-    """The directory in which a module, or a package, was found."""
-    spec = getattr(sys.modules.get(top), "__spec__", None)
-    if spec is not None and spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations))).parent
-    return Path(spec.origin).parent if spec is not None and spec.has_location else None
 
 
 def ask(work: Path, *question: str, timeout_s: float = 10.0) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from photon.cluster.begun import READY
 from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
 from photon.cluster.preflight import (
     check_apart,
@@ -24,7 +25,6 @@ from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.run import STALL_S, Ground, RunLoop, Watch, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
-from photon.cluster.wheels import READY
 from photon.connect.uris import is_source
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings

@@ -140,7 +140,7 @@ class Several:
     """Machines: work directories with processes of their own, over the same logs, sinks and store."""
 
     def __init__(self, system, uri, tmp_path, seed):
-        self.system, self.uri, self._directory = system, uri, tmp_path
+        self.system, self.uris, self._directory = system, [uri], tmp_path
         made = clicks(random.Random(seed), 30_000, users=200, seconds=60)
         self.lines = sorted(made, key=lambda line: line["ts"])
         self.config = tmp_path / "photon.toml"
@@ -150,15 +150,15 @@ class Several:
         self.config.write_text(f"[tls]\n{files}")
         self.addresses = {}
 
-    def start(self, name, *words):
-        """Its process, and what it tells."""
+    def start(self, name, *words, workers=2):
         address = self.addresses.setdefault(name, f"127.0.0.1:{port_before(4)}")
-        where = ("--store", self.uri, "--machine", address, "--config", str(self.config))
+        where = ["--machine", address, "--config", str(self.config), "--workers", str(workers)]
+        where += [word for uri in self.uris for word in ("--store", uri)]
         told = self._directory / f"{name}.told"
-        return self.system.start(*where, "--workers", "2", *words, name=HELD, told=told, work=name)
+        return self.system.start(*where, *words, name=HELD, told=told, work=name)
 
-    def computes(self, *names):
-        """They do, and no other."""
+    def computes(self, *names, workers=0):
+        """They do, and no other, with so many workers; 0: two each."""
 
         def agreed():
             if not all((self._directory / name / "control.sock").exists() for name in names):
@@ -166,10 +166,9 @@ class Several:
             with contextlib.suppress(AssertionError):  # until they have agreed who leads
                 told = self.system.status(names[-1])
                 machines = sorted(shown.rpartition("/")[2] for shown in told["machines"])
-                there = {status["machine"] for status in told["processes"].values()}
-                return machines == sorted(names) and len(told["processes"]) == 2 * len(there) == 2 * len(
-                    names
-                )
+                there = [status["machine"] for status in told["processes"].values()]
+                wanted = workers or 2 * len(names)
+                return machines == sorted(names) and len({*there}) == len(names) and len(there) == wanted
 
         wait_until(agreed, what=lambda: str(names))
 

@@ -14,6 +14,7 @@ from millwheel.testing import in_order, oracle, run
 from millwheel.topology import load_topology
 from photon.cli.millwheel import _because, group
 from photon.cluster import wheels
+from photon.cluster.begun import READY
 from photon.core.errors import UsageError
 from tests.millwheel.running import ROOT
 from tests.millwheel.topologies import SECOND, clicks
@@ -83,8 +84,8 @@ def asked(monkeypatch):
     runs = []
 
     class Run:
-        def __init__(self, name, work, workers, follow, _tell, store="", **_more):
-            runs.append((load_topology(name), work, workers, follow, store))
+        def __init__(self, name, work, workers, follow, _tell, stores=(), **_more):
+            runs.append((load_topology(name), work, workers, follow, stores))
 
         def run(self):
             return {"dead_letters": 0, "counts": {}, "ended": True, "seconds": 0, "restarts": 0}
@@ -131,7 +132,7 @@ def test_how_logs_are_read_is_the_commands_to_say(asked):
     given = "--key user --window 1s --work work --workers 3 --json"
     assert group.main(["windows", *words.split(), *given.split()], standalone_mode=False) == 0
     ((topology, *how),) = asked
-    assert how == [Path("work"), 3, True, ""]
+    assert how == [Path("work"), 3, True, ()]
     assert topology.injectors == {"records": Logs(("a*", "b*"), "at.s", "s", lateness_s=60)}
     assert topology.computations["count"].late == "drop"
     assert topology.sinks == {"windows": LogSink("mine")}
@@ -216,7 +217,7 @@ def test_a_run_that_is_refused_lets_the_work_directory_go(tmp_path, monkeypatch)
     def run(length_s):
         logs = {"paths": ["logs/*"], "time": "ts"}
         given = {"logs": logs, "key": "user", "sink": "out", "late": "drop", "length_s": length_s}
-        name = f"{wheels.READY}windows {json.dumps(given)}"
+        name = f"{READY}windows {json.dumps(given)}"
         return wheels.WheelRun(name, tmp_path / "work", 1, False, lambda _: None)
 
     run(10)._lock.release()

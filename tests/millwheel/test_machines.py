@@ -9,14 +9,17 @@ import uuid
 import pytest
 
 from millwheel import machines as module
+from millwheel.engine.store import keeper, owners
 from millwheel.errors import ZombieError
 from millwheel.machines import LEASE_S, SKEW_S, Machine, Machines, Member, Round, View, next_round
 from photon.core.clock import SystemClock
 from photon.core.errors import StorageError, UsageError
 from photon.logs.shares import SLOTS
+from tests.connect.postgresql import Postgresql, need_server
 from tests.millwheel.running import HELD, LOSES, NAME, Several, System
 from tests.waiting import wait_until
 
+psycopg = pytest.importorskip("psycopg", reason="the postgresql extra is not installed")
 postgresql = pytest.importorskip("millwheel.postgresql", reason="the postgresql extra is not installed")
 
 
@@ -76,6 +79,16 @@ def test_workers_are_numbered_by_machine_and_have_the_ports_behind_its_own():
     assert round_.addresses == ("one:7001", "one:7002", "[::1]:81")
     many = led_by(A, "running", machine("a", SLOTS), machine("b", SLOTS))
     assert len(many.workers) == len(many.addresses) == SLOTS
+
+
+@pytest.mark.parametrize(
+    ("asked", "stores", "workers"), [(1, 2, 2), (3, 2, 4), (4, 2, 4), (2, 3, 3), (64, 3, 63), (64, 1, 64)]
+)
+def test_each_store_has_as_many_workers_and_so_a_slot_never_changes_its_store(asked, stores, workers):
+    round_ = Round(1, "a", "running", (machine("a", asked, "one:7000"),), stores=stores)
+    assert len(round_.workers) == len({*round_.addresses}) == workers
+    assert all(owner % stores == slot % stores for slot, owner in enumerate(owners(workers)))
+    assert all(keeper(lane, workers) % stores == lane % stores for lane in range(SLOTS))
 
 
 # A machine and the store
@@ -264,6 +277,29 @@ def test_in_postgresql_who_leads_sees_who_is_there_and_only_that_one_publishes(s
     assert two.renew(B, 7, 5.0) == View(True, round_, [Member(B, 7)])
 
 
+def test_in_postgresql_all_stores_learn_of_a_round_from_who_leads(uri, server):
+    other = f"{server.uri}?schema=s{uuid.uuid4().hex}&{LOSES}"
+
+    def claims(number):
+        with contextlib.closing(postgresql.PostgresqlStore(other, 5.0, number)) as there:
+            there.claim(range(4), 0, 1)
+
+    others = [postgresql.PostgresqlStore(other, 5.0)]
+    with contextlib.closing(postgresql.PostgresqlStore(uri, 5.0, others=others)) as lead:
+        lead.hold(A, 5.0)
+        lead.publish("a", Round(3, "a", "stopping"))
+        claims(3)
+        lead.leave("a")
+        lead.hold(B, 5.0)
+        with pytest.raises(ZombieError, match="leads"):
+            lead.publish("a", Round(4, "a", "stopping"))
+        claims(3)
+        lead.publish("b", Round(4, "b", "stopping"))
+        claims(4)
+        with pytest.raises(ZombieError, match="others by now"):
+            claims(3)
+
+
 def test_in_postgresql_claims_count_in_the_round_that_stands_there(store):
     lead = store()
     with pytest.raises(ZombieError, match="others by now"):
@@ -350,8 +386,39 @@ def test_a_failover_of_the_database_later_than_all_leases_ends_no_machine(pair, 
     assert runs[0].poll() is None
     runs[0].send_signal(signal.SIGTERM)
     assert runs[0].wait(30) == 0
-    several.uri = f"{pair.second.uri}?schema=run&{LOSES}"
+    several.uris = [f"{pair.second.uri}?schema=run&{LOSES}"]
     several.finish("one", "two")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_state_is_in_several_servers_one_of_which_is_gone_for_a_while(server, system, tmp_path):
+    several = Several(system, "", tmp_path, 7)
+    with contextlib.closing(Postgresql(need_server())) as second:
+        schema = f"s{uuid.uuid4().hex}"
+        stores = several.uris = [f"{one.uri}?schema={schema}&{LOSES}" for one in (server, second)]
+        several.start("one", "--follow", workers=1)
+        several.start("two", "--follow", workers=2)
+        several.computes("one", "two", workers=4)  # as many of each store
+        several.feed(0, 10)
+        second.kill()
+        several.write(10, 20)
+        time.sleep(3)
+        second.start()
+        several.feed(20, 20)
+        system.signal("one", signal.SIGKILL)
+        several.computes("two", workers=2)
+        several.feed(20, 30)
+        system.signal("two", signal.SIGTERM)
+        wait_until(lambda: not [*system.processes("two")])
+        for one in (server, second):
+            with psycopg.connect(one.uri) as connection:
+                (rows,) = connection.execute(f"SELECT count(*) FROM {schema}.rows").fetchone()
+                assert rows > 100
+        where = [word for uri in reversed(stores) for word in ("--store", uri)]
+        assert "is store 2 of 2: give the same ones" in system.refused("run", HELD, "--work", "one", *where)
+        assert "is store 1 of 2" in system.refused("run", HELD, "--work", "one", "--store", stores[0])
+        several.finish("two")
 
 
 def test_what_can_not_be_on_several_machines_is_refused(uri, system, tmp_path):

@@ -1,0 +1,128 @@
+"""What a run has begun: where that is, whether it may go on with it, and the plan by which it does."""
+
+import contextlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from millwheel import history
+from millwheel.engine.logged import LoggedStore
+from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
+from millwheel.engine.store import GIVEN, SERVER, TAKEN_UP
+from millwheel.topology import Topology
+from millwheel.worker import store_of
+from photon.connect.uris import parse_uri
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import UsageError
+from photon.logs.shares import SLOTS
+
+READY: Final = "millwheel.ready.topologies:"
+"""What names of ready-made topologies begin with."""
+ELSEWHERE: Final = "store"
+"""Says where the state of a run is, if not in its work directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """`name`: of the topology. `stores`: URIs, none if the state is in the work directory. `history`: what a
+    run that has not begun takes up first."""
+
+    name: str
+    work: Path
+    stores: tuple[str, ...]
+    history: Path | None
+
+    def check_place(self) -> None:
+        """A run whose state is on this machine's disk would begin anew elsewhere, and the other way round.
+        UsageError."""
+        begun = (self.work / "state").exists()
+        marked = self.work / ELSEWHERE
+        if self.stores and begun:
+            raise UsageError(
+                f"{self.work} has its state on this disk: leave --store out, or take another --work"
+            )
+        if not self.stores and marked.exists():
+            raise UsageError(f"{self.work} has its state in {marked.read_text()}: name it by --store")
+        if self.history is not None and len(self.stores) > 1:
+            raise UsageError("--history goes into one --store: begin with that one alone")
+
+    def number(self, topology: Topology, number: int) -> Plan:
+        """Before the workers of this round start, whose number may be another: what former ones left is for
+        all to see, and none of them commits any more. UsageError, StorageError."""
+        if self.stores:
+            with storage_errors(self.work):
+                shown = " and ".join(parse_uri(uri).shown for uri in self.stores)
+                write_file(self.work / ELSEWHERE, shown.encode())
+        with contextlib.ExitStack() as held:
+            stores = []
+            for uri in self.stores or ("",):
+                stores.append(store_of(self.work, uri, number))
+                held.callback(stores[-1].close)
+            self._same_servers(stores)
+            first = stores[0]
+            self._go_on(first)
+            for store in stores:
+                store.claim(range(SLOTS), 0, 1)
+            known = unpack_numbers(first.numbers(NUMBERS_ROW)) or self._take_up(first)
+            if self.history is not None and first.numbers(TAKEN_UP) is None:
+                raise UsageError(f"{self.work} has begun without a history: give it a --work of its own")
+            numbers = numbered(topology, known)
+            plan = Plan(topology, numbers)
+            check_states(
+                plan, lambda prefix: itertools.chain.from_iterable(store.scan(prefix) for store in stores)
+            )
+            for store in reversed(stores):  # the first one last: it says what is known
+                store.numbers(NUMBERS_ROW, pack_numbers(numbers))
+        return plan
+
+    def _same_servers(self, stores: list[LoggedStore]) -> None:
+        """Each has the slots of its place among them. UsageError."""
+        if not self.stores:
+            return
+        for place, store in enumerate(stores, 1):
+            here = f"{place} of {len(stores)}"
+            there = store.numbers(SERVER)
+            if there is None:
+                store.numbers(SERVER, here.encode())
+            elif there.decode() != here:
+                uri = parse_uri(self.stores[place - 1]).shown
+                raise UsageError(f"{uri} is store {there.decode()}: give the same ones in the same order")
+
+    def _take_up(self, store: LoggedStore) -> dict[str, int]:
+        """The history, into a store that has not begun, or in which that was cut off. The numbers that its
+        rows go by. UsageError."""
+        cut_off = store.numbers(TAKEN_UP)
+        given = None if self.history is None else str(self.history.absolute()).encode()
+        if cut_off is not None and cut_off != given:
+            raise UsageError(f"{self.work} has a part of {cut_off.decode()}: name it by --history once more")
+        if self.history is None or given is None:
+            return {}
+        left = history.load(self.history)
+        if left.topology != self.name:
+            raise UsageError(f"{self.history} is of {left.topology}, and not of {self.name}")
+        store.numbers(TAKEN_UP, given)
+        history.take_up(store, self.history, left)
+        store.claim(range(SLOTS), 0, 1)  # for all to see
+        return left.numbers
+
+    def _go_on(self, store: LoggedStore) -> None:
+        """What is ready-made goes on with its own state, which is of its arguments. UsageError."""
+        topology, _, given = self.name.partition(" ")
+        if not topology.startswith(READY):
+            return
+        began = store.numbers(GIVEN)
+        if began is None:
+            store.numbers(GIVEN, self.name.encode())
+            return
+        former, _, arguments = began.decode().partition(" ")
+        if former != topology:
+            raise UsageError(f"{self.work} was begun by another command: give this one a --work of its own")
+        old, new = json.loads(arguments), json.loads(given)
+        changed = [f"{name} {old[name]!r}, now {new[name]!r}" for name in old if old[name] != new[name]]
+        if changed:
+            raise UsageError(
+                f"{self.work} was begun with {'; '.join(changed)}: what it holds is of that. Give the same "
+                "again, or another --work"
+            )
