@@ -35,7 +35,7 @@ def command(directory: Path) -> None:
     print_summary(summary)
     shares = ", ".join(f"{name} {count:,}" for name, count in summary["joined_by_datacenter"].items())
     click.echo(f"{'joined by':<16}  {shares}\n")
-    report = check_pairs(out / "joined", with_sha256=True)
+    report = check_pairs(out / "joined")
     problems = report.problems(truth.distinct_joined_pairs, truth.joined_pairs_sha256)
     if summary["unjoinable"] != truth.orphans:
         problems.append(f"{summary['unjoinable']:,} unjoinable departures instead of {truth.orphans:,}")

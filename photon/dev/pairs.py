@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ def pairs_sha256(lines: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
-def check_pairs(joined: Path, with_sha256: bool = False) -> PairsReport:
+def check_pairs(joined: Path, with_sha256: bool = True) -> PairsReport:
     """Read every file of joined lines under `joined` (a directory for each datacenter) and report its pairs.
 
     Memory while it does: 16 bytes a line, as ids are told apart by 64 bits of them; with the sha256 200 more.
@@ -103,8 +104,9 @@ class LiveCheck:
     """From `start` to `stop`. A joiner that starts again may write a line anew while the logs are read: what
     is wrong is told when it is found a second time."""
 
-    def __init__(self, joined: Path, check: Callable[[Path], PairsReport] = check_pairs) -> None:
-        self._joined, self._check = joined, check
+    def __init__(self, joined: Path, check: Callable[[Path], PairsReport] | None = None) -> None:
+        self._joined = joined
+        self._check = check or partial(check_pairs, with_sha256=False)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live-check", daemon=True)
         self._wrong = ""

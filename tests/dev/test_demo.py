@@ -129,7 +129,7 @@ def test_the_pairs_of_all_datacenters_are_counted_together(tmp_path: Path) -> No
         east_1=b"",
         west_0=joined_line("é", 7),
     )
-    report = check_pairs(joined, with_sha256=True)
+    report = check_pairs(joined)
     assert (report.lines, report.distinct, report.repeated) == (3, 3, 0)
     expected = digest(("q1", "c1"), ("q1", "c2"), ("7", "é"))
     assert report.sha256 == expected
@@ -172,14 +172,14 @@ def test_the_pairs_of_all_datacenters_are_counted_together(tmp_path: Path) -> No
 def test_what_is_wrong_with_joined_lines_is_found(
     tmp_path: Path, files: dict[str, bytes], found: tuple[int, ...], told: str
 ) -> None:
-    report = check_pairs(write_joined(tmp_path, **files), with_sha256=True)
+    report = check_pairs(write_joined(tmp_path, **files))
     counts = (report.lines, report.distinct, report.repeated, report.mismatched, report.unreadable)
     assert counts == found
     assert told in report.problems(report.lines, report.sha256)
 
 
 def test_another_digest_is_a_problem_and_no_directory_is_a_usage_error(tmp_path: Path) -> None:
-    report = check_pairs(write_joined(tmp_path, east_0=joined_line("c1", "q1")), with_sha256=True)
+    report = check_pairs(write_joined(tmp_path, east_0=joined_line("c1", "q1")))
     assert report.problems(1, Truth().joined_pairs_sha256) == [
         f"the pairs' sha256 is {report.sha256}, not {Truth().joined_pairs_sha256}"
     ]
