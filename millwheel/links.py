@@ -10,6 +10,7 @@ import contextlib
 import os
 import selectors
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +26,30 @@ HELLO, FRAME, ACK, BEGINS, REPORT, MARKS, STATUS, FINISH, FINISHED, ASK, ANSWER,
 LATENESS, LEASE = range(12, 14)
 """Kinds: of workers to each other, of workers and who leads, of commands and the run."""
 
+_KINDS: Final[dict[int, Any]] = {
+    HELLO: tuple[int, int],
+    ACK: dict[int, int],
+    BEGINS: tuple[int, int, int, dict[str, int]],
+    REPORT: tuple[int, int, dict[str, int]],
+    MARKS: dict[str, int],
+    STATUS: tuple[int, dict[str, Any]],
+    FINISHED: tuple[int, dict[str, Any]],
+    ASK: list[str],
+    BEAT: tuple[int, int],
+    LATENESS: dict[str, int],
+    LEASE: float,
+}
+"""What is in them; an answer's may be anything, a frame's is its own."""
 CONTROL: Final = "control.sock"
 _HEAD: Final = 5
 _READ_BYTES: Final = 1 << 20
 _MESSAGE_BYTES_MAX: Final = 1 << 30
+_STRANGER_BYTES_MAX: Final = 2 * _READ_BYTES
+_STRANGER_S: Final = 10.0
 _GONE_MS: Final = 5_000
 """A machine that vanished answers nothing, and says no goodbye."""
 pack: Final = msgspec.msgpack.encode
-unpack: Final = msgspec.msgpack.decode
+_readers: Final = {kind: msgspec.msgpack.Decoder(type=there).decode for kind, there in _KINDS.items()}
 
 
 class LostError(Exception):
@@ -46,6 +63,9 @@ class Link:
         self, connection: socket.socket, channel: Channel | None = None, connecting: bool = False
     ) -> None:
         connection.setblocking(False)
+        self.known = connecting
+        """It has said who it is; until then it gets little room and time."""
+        self._opened = time.monotonic()
         self._socket = connection
         self._channel = channel or Channel(connection)
         self._connecting = connecting
@@ -84,6 +104,8 @@ class Link:
     def receive(self) -> list[tuple[int, bytes]]:
         """The messages that are whole. LostError if the other side is gone and no whole one is left."""
         lost: Exception | None = None
+        if not self.known and len(self._read) > _STRANGER_BYTES_MAX:
+            raise LostError("it does not say who it is")
         try:
             self._read += self._channel.receive(_READ_BYTES)
         except BlockingIOError:
@@ -122,6 +144,21 @@ class Link:
         self._connecting = False
         self._channel.start()
         return True
+
+
+def read(kind: int, payload: bytes) -> Any:
+    """What a message says. LostError for what nobody of ours would say."""
+    try:
+        return _readers[kind](payload)
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise LostError(f"a message of kind {kind} that can't be read ({error})") from error
+
+
+def strangers(selector: selectors.BaseSelector) -> list[Link]:
+    """Who was accepted some time ago, and has not said who it is."""
+    now = time.monotonic()
+    links = [key.fileobj for key in selector.get_map().values() if isinstance(key.fileobj, Link)]
+    return [link for link in links if not link.known and now - link._opened > _STRANGER_S]
 
 
 def watch(selector: selectors.BaseSelector, link: Link) -> None:
@@ -223,7 +260,9 @@ def connect(directory: Path, name: str) -> Link:
     except OSError:
         connection.close()
         raise
-    return Link(connection)
+    link = Link(connection)
+    link.known = True
+    return link
 
 
 def ask(link: Link, question: Any, timeout_s: float = 10.0) -> Any:
@@ -241,7 +280,7 @@ def ask(link: Link, question: Any, timeout_s: float = 10.0) -> Any:
                 if found[0][1] & selectors.EVENT_READ:
                     for kind, payload in link.receive():
                         if kind == ANSWER:
-                            return unpack(payload)
+                            return msgspec.msgpack.decode(payload)
         except LostError as error:
             raise ConnectionError(f"no answer: {error}") from error
 

@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from millwheel import links
 from millwheel.disk import Disk
 from millwheel.engine.lateness import Lateness
@@ -22,7 +24,7 @@ from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import Frame, decode_frame, encode_frame
 from millwheel.engine.store import keeper, lateness_row, owners, sink_row
 from millwheel.engine.wheel import Lines, Wheel
-from millwheel.links import CONTROL, Link, LostError, Ways, pack, unpack
+from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology
@@ -140,8 +142,8 @@ class Worker:
                     next_beat = self._clock.monotonic() + BEAT_S
                     while (wait := next_beat - self._clock.monotonic()) > 0:
                         if selector.select(wait):
-                            for _, payload in link.receive():
-                                self._may_until = unpack(payload)
+                            for kind, payload in link.receive():
+                                self._may_until = links.read(kind, payload)
                             self._wake()
         except (LostError, OSError):
             self._stop()  # the run is gone
@@ -278,25 +280,29 @@ class Worker:
 
     def _from_peer(self, link: Link, kind: int, payload: bytes) -> None:
         if kind == links.HELLO:
-            number, worker = unpack(payload)
+            number, worker = links.read(kind, payload)
             if number != self._round:  # it has other key intervals in mind
                 raise LostError
+            link.known = True
             self._in[worker] = link
         elif kind == links.FRAME:
             if link not in self._in.values():
                 raise LostError
-            self._wheel.receive(decode_frame(payload))
+            try:
+                self._wheel.receive(decode_frame(payload))
+            except msgspec.MsgspecError as error:
+                raise LostError(str(error)) from error
         elif kind == links.ACK:
             for worker, known in list(self._out.items()):
                 if known is link:
-                    for lane, number in unpack(payload, strict=False).items():
-                        self._wheel.acked(worker, int(lane), number)
+                    for lane, number in links.read(kind, payload).items():
+                        self._wheel.acked(worker, lane, number)
 
     def _from_control(self, _: Link, kind: int, payload: bytes) -> None:
         if kind == links.MARKS:
-            self._wheel.told(unpack(payload))
+            self._wheel.told(links.read(kind, payload))
         elif kind == links.LATENESS:
-            allowed: dict[str, int] = unpack(payload)
+            allowed: dict[str, int] = links.read(kind, payload)
             for source in self._sources:
                 if source.name in allowed:
                     source.allow(allowed[source.name])
@@ -387,6 +393,8 @@ class Worker:
             self._finishing = self._finished = False  # told again if it is asked again
         elif now >= self._next_status:
             self._next_status = now + _STATUS_S
+            for link in links.strangers(self._selector):
+                self._lost(link)
             self._send(self._control, links.STATUS, pack([self._me, self._status()]))
 
     def _status(self) -> dict[str, Any]:

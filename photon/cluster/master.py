@@ -39,8 +39,9 @@ class Master:
         """LostError for who is of another round, or none of its workers."""
         if kind == links.BEGINS:
             number, worker, sequencer, marks = said
-            if number != self.number:
+            if number != self.number or not 0 <= worker < len(self._machines):
                 raise LostError
+            link.known = True
             self.authority.begins(worker, sequencer)
             self._links[worker] = link
             self.authority.restore(marks)

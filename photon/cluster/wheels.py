@@ -17,7 +17,7 @@ import msgspec
 
 from millwheel import links
 from millwheel.errors import ReplacedError, ZombieError
-from millwheel.links import CONTROL, Link, LostError, Ways, pack, unpack
+from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.machines import LEASE_S, Alone, Machine, Machines, Round, holder_of, next_round
 from millwheel.push import PushedLogs
 from millwheel.topology import DEAD_LETTERS, Topology, load_topology
@@ -243,6 +243,8 @@ class WheelRun:
                     self._selector.register(link, link.events, link)
             else:
                 self._hear(key.data, events)
+        for stranger in links.strangers(self._selector):
+            self._lost(stranger)
         self._watch(before)
         self._end_trial()
 
@@ -250,7 +252,7 @@ class WheelRun:
         try:
             if events & selectors.EVENT_READ:
                 for kind, payload in link.receive():
-                    self._on(link, kind, unpack(payload))
+                    self._on(link, kind, links.read(kind, payload))
             link.flush()
             links.watch(self._selector, link)
         except LostError:
@@ -268,9 +270,11 @@ class WheelRun:
         if kind == links.BEAT:
             if f"worker-{said[0]}" not in self._supervisor.children:
                 raise LostError  # it was stopped since
+            link.known = True
             self._beats[said[0]] = time.monotonic()
             link.send(links.LEASE, pack(self._machines.until))
         elif kind == links.ASK:
+            link.known = True
             if self._master is None:
                 link.send(links.ANSWER, pack(self._elsewhere()))
             elif said == ["deploy"]:

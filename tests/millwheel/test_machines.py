@@ -2,12 +2,14 @@
 
 import contextlib
 import signal
+import socket
 import threading
 import time
 import uuid
 
 import pytest
 
+from millwheel import links
 from millwheel import machines as module
 from millwheel.engine.store import keeper, owners
 from millwheel.errors import ZombieError
@@ -366,6 +368,46 @@ def test_machines_come_are_killed_freeze_and_leave_and_each_line_is_there_once(u
         system.signal(name, signal.SIGTERM)
     wait_until(lambda: not [*system.processes("two"), *system.processes("three")])
     several.finish("two", "three")
+
+
+GARBAGE = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\x02\x00" + bytes(600),
+    *[(3).to_bytes(4, "little") + bytes((kind,)) + b"abc" for kind in range(20)],
+    *[(1).to_bytes(4, "little") + bytes((kind,)) + b"\x80" for kind in range(20)],
+    (1 << 29).to_bytes(4, "little") + b"\x01" + bytes(4 << 20),
+    (1 << 31).to_bytes(4, "little") + b"\x01",
+    (5).to_bytes(4, "little") + bytes((links.HELLO,)) + links.pack([9, 9]) + b"\0\0",
+    (3).to_bytes(4, "little") + bytes((links.HELLO,)) + links.pack([9, 9]),
+    (5).to_bytes(4, "little") + bytes((links.BEGINS,)) + links.pack([9, 9, 9, {}]),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tls", [False, True])
+def test_strangers_bytes_on_any_port_end_nothing_but_their_connection(uri, system, tmp_path, tls):
+    several = Several(system, uri, tmp_path, 9)
+    if not tls:
+        several.config.write_text("")
+    several.start("one", "--follow")
+    several.computes("one")
+    port = int(several.addresses["one"].rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port + at)) for at in range(3)]
+    for at in range(3):
+        for garbage in GARBAGE:
+            with socket.create_connection(("127.0.0.1", port + at)) as stranger:
+                stranger.settimeout(20)
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(garbage)
+                    stranger.shutdown(socket.SHUT_WR)
+                    while stranger.recv(1 << 16):
+                        pass
+    several.feed(0, 2)
+    assert system.status("one")["restarts"] == 0
+    for stranger in silent:
+        with stranger:
+            stranger.settimeout(30)
+            assert stranger.recv(1) == b""
 
 
 @pytest.mark.long
