@@ -264,7 +264,7 @@ def latency(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
         paper | {"productions": "weak", "p50_ms": 3.6, "p95_ms": 30.0},
         paper | {"productions": "strong", "p50_ms": 33.7, "p95_ms": 93.8},
     ]
-    shapes = itertools.product(("WEAK_", ""), (("STAGE", 1), ("STAGES", 3)), (1, 2))
+    shapes = itertools.product(("WEAK_", ""), (("STAGE", 1), ("STAGES", 3)), (1, 2, 4, 8))
     for weak, (topology, stages), workers in shapes:
         productions = "weak" if weak else "strong"
         tell(f"latency, {stages} stages, {productions}, {workers} workers")

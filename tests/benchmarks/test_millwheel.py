@@ -109,7 +109,7 @@ def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(millwheel, "LIVE_LINES_PER_S", 100)
     plan = replace(Plan(tmp_path), live_seconds=2.0)
     rows = millwheel.latency(plan, lambda _: None)
-    assert [row.get("lines") for row in rows] == [None, None, *[200] * 8]
+    assert [row.get("lines") for row in rows] == [None, None, *[200] * 16]
     assert all(row["p50_ms"] > 0 for row in rows)
     assert "watermark" in text({"latency": rows})
 
