@@ -7,9 +7,11 @@ again.
 """
 
 import contextlib
+import functools
 import os
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ import msgspec
 
 from photon.core.addresses import split
 from photon.raft.links import Channel, LinkClosedError, TlsChannel
-from photon.rpc.network import Network
+from photon.rpc.network import Network, Tls
 
 HELLO, FRAME, ACK, BEGINS, REPORT, MARKS, STATUS, FINISH, FINISHED, ASK, ANSWER, BEAT = range(12)
 LATENESS, LEASE = range(12, 14)
@@ -76,9 +78,14 @@ class Link:
         return self._socket.fileno()
 
     @property
+    def established(self) -> bool:
+        """What is sent goes out now."""
+        return not self._connecting and self._channel.established
+
+    @property
     def events(self) -> int:
         """What a selector is to wait for."""
-        waits = self._connecting or self._channel.pending or (self._unsent and self._channel.established)
+        waits = self._connecting or self._channel.pending or (self._unsent and self.established)
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
 
     def send(self, kind: int, payload: bytes) -> None:
@@ -198,7 +205,7 @@ class Ways:
         connection, _ = listener.accept()
         tls = None if listener.family == socket.AF_UNIX else self.network.tls
         _let_go_of_the_dead(connection)
-        return Link(connection, None if tls is None else TlsChannel(connection, tls.server_context()))
+        return Link(connection, None if tls is None else TlsChannel(connection, _contexts(tls)[0]))
 
     def to_worker(self, worker: int) -> Link:
         """OSError."""
@@ -219,11 +226,17 @@ class Ways:
             with contextlib.suppress(BlockingIOError):
                 connection.connect(found)
             tls = self.network.tls
-            channel = None if tls is None else TlsChannel(connection, tls.client_context())
+            channel = None if tls is None else TlsChannel(connection, _contexts(tls)[1])
         except BaseException:
             connection.close()
             raise
         return Link(connection, channel, connecting=True)
+
+
+@functools.lru_cache(1)
+def _contexts(tls: Tls) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of who is dialed, and who dials: a process goes on with the files that it started with."""
+    return tls.server_context(), tls.client_context()
 
 
 def _let_go_of_the_dead(connection: socket.socket) -> None:

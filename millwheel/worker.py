@@ -98,6 +98,7 @@ class Worker:
         """The sync under way is the last one."""
         self._in: dict[int, Link] = {}
         self._out: dict[int, Link] = {}
+        self._dialed: dict[int, Link] = {}
         self._listener = ways.listen(me)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._control: Link | None = None
@@ -219,6 +220,7 @@ class Worker:
                     for kind, payload in link.receive():
                         on_news(link, kind, payload)
                 links.watch(self._selector, link)
+                self._begin(link)
             except LostError:
                 self._lost(link)
 
@@ -238,7 +240,7 @@ class Worker:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(link)
         link.close()
-        for peers in (self._in, self._out):
+        for peers in (self._in, self._out, self._dialed):
             for worker in [worker for worker, known in peers.items() if known is link]:
                 del peers[worker]
         if link is self._control:
@@ -247,24 +249,30 @@ class Worker:
                 self._stopping = True  # the run is gone
 
     def _connect(self) -> None:
-        """To workers that were not there yet or were lost; each gets again what it did not acknowledge."""
-        now = self._clock.monotonic()
-        connected = self._control is not None and len(self._out) == self._workers - 1
-        if connected or now < self._next_connect:
+        """To who leads and to workers that were not there yet or were lost."""
+        began = self._clock.monotonic()
+        connected = self._control is not None and len(self._out) + len(self._dialed) == self._workers - 1
+        if connected or began < self._next_connect:
             return
-        self._next_connect = now + _CONNECT_S
         if self._control is None and not self._stopping:
             with contextlib.suppress(OSError):
                 self._report()
         for worker in range(self._workers):
-            if worker == self._me or worker in self._out:
+            if worker == self._me or worker in self._out or worker in self._dialed:
                 continue
-            try:
-                link = self._ways.to_worker(worker)
-            except OSError:
-                continue
-            self._out[worker] = link
-            self._watch(link, self._from_peer)
+            with contextlib.suppress(OSError):
+                link = self._dialed[worker] = self._ways.to_worker(worker)
+                self._watch(link, self._from_peer)
+                self._begin(link)
+        now = self._clock.monotonic()
+        self._next_connect = now + max(_CONNECT_S, 10 * (now - began))  # a name may take long to be found
+
+    def _begin(self, link: Link) -> None:
+        """A worker that was dialed is there: it gets what it did not acknowledge, before what is new."""
+        for worker in [worker for worker, known in self._dialed.items() if known is link]:
+            if not link.established:
+                return
+            self._out[worker] = self._dialed.pop(worker)
             self._send(link, links.HELLO, pack([self._round, self._me]))
             for frame in self._wheel.frames_for(worker):
                 if self._out.get(worker) is link:
