@@ -29,9 +29,9 @@ LATENESS, LEASE = range(12, 14)
 """Kinds: of workers to each other, of workers and who leads, of commands and the run."""
 
 _KINDS: Final[dict[int, Any]] = {
-    HELLO: tuple[int, int],
+    HELLO: tuple[str, int, int],
     ACK: dict[int, int],
-    BEGINS: tuple[int, int, int, dict[str, int]],
+    BEGINS: tuple[str, int, int, int, dict[str, int]],
     REPORT: tuple[int, int, dict[str, int]],
     MARKS: dict[str, int],
     STATUS: tuple[int, dict[str, Any]],
@@ -50,6 +50,7 @@ _STRANGER_BYTES_MAX: Final = 2 * _READ_BYTES
 _STRANGER_S: Final = 10.0
 _GONE_MS: Final = 5_000
 """A machine that vanished answers nothing, and says no goodbye."""
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 pack: Final = msgspec.msgpack.encode
 _readers: Final = {kind: msgspec.msgpack.Decoder(type=there).decode for kind, there in _KINDS.items()}
 
@@ -157,7 +158,7 @@ def read(kind: int, payload: bytes) -> Any:
     """What a message says. LostError for what nobody of ours would say."""
     try:
         return _readers[kind](payload)
-    except (KeyError, msgspec.MsgspecError) as error:
+    except (KeyError, *UNREADABLE) as error:
         raise LostError(f"a message of kind {kind} that can't be read ({error})") from error
 
 
@@ -180,13 +181,21 @@ class Ways:
     """How the processes of a run reach each other.
 
     `lead`, `workers`: the addresses of who leads and of each worker; without them all are on this machine,
-    and have sockets in the work directory.
+    and have sockets in the work directory. `holder`, `number`: of who leads and of the round, by which those
+    of one run know each other.
     """
 
     work: Path
+    holder: str = ""
+    number: int = 0
     lead: str = ""
     workers: tuple[str, ...] = ()
     network: Network = field(default_factory=Network)
+
+    def __post_init__(self) -> None:
+        """SettingsError."""
+        if self.network.tls is not None:
+            _contexts(self.network.tls)
 
     def listen(self, worker: int) -> socket.socket:
         """UsageError for a port beyond loopback that is not secured; OSError."""
@@ -218,7 +227,10 @@ class Ways:
     def dial(self, address: str) -> Link:
         """It may turn out to be lost. OSError."""
         host, port = split(self.network.via.get(address, address))
-        family, kind, protocol, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        try:
+            family, kind, protocol, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except UnicodeError as error:
+            raise OSError(f"{host} is no name of a host") from error
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)

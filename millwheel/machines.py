@@ -32,6 +32,8 @@ SKEW_S: Final = 1.0
 RENEW_S: Final = 1.0
 HURRY_S: Final = 0.1
 """The same while workers are to stop."""
+STANDS_STILL_S: Final = 15.0
+"""A run that looks after nothing for so long (storage that hangs) is given up."""
 HOLDER: Final = "holder"
 """Names a work directory, however its machine is called."""
 
@@ -106,8 +108,8 @@ class MachineStore(Protocol):
         """Be there for so long; lead if nobody else does."""
         ...
 
-    def publish(self, holder: str, following: Round) -> None:
-        """ZombieError if another one leads."""
+    def publish(self, holder: str, former: Round, following: Round) -> None:
+        """`following` in place of `former`. ZombieError if another one leads, or that is not there."""
         ...
 
     def leave(self, holder: str) -> None: ...
@@ -129,10 +131,9 @@ def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) ->
     """What who leads is to publish, if anything. `at`: as of its own Member, which knows best; `knows`: the
     round that it has led since its beginning; `stores`: how many have the state."""
     now = view.round
-    others = [member for member in view.members if member.machine.holder != me.holder and me.address]
-    there = tuple(
-        sorted((me, *(member.machine for member in others)), key=lambda one: (one.shown, one.holder))
-    )
+    others = [member for member in view.members if member.machine.holder != me.holder]
+    beside = [member.machine for member in others if me.address and member.machine.address]
+    there = tuple(sorted((me, *beside), key=lambda one: (one.shown, one.holder)))
     if now.lead == me.holder and now.stage == "stopping":
         if at < now.number or any(member.at < now.number for member in others):
             return None
@@ -147,13 +148,15 @@ class Alone:
 
     until = float("inf")
     stores = 1
+    wrong = ""
+    turned: float | None = None
 
     def __init__(self, workers: int) -> None:
         self.me = Machine("", "", "", workers)
         self.at = 0
         self.view = View(True, Round())
 
-    def publish(self, following: Round) -> None:
+    def publish(self, _former: Round, following: Round) -> None:
         self.view = self.view._replace(round=following)
 
     def deposed(self) -> None:
@@ -180,6 +183,10 @@ class Machines:
         self.until = 0.0
         """Its workers may go on, by the monotonic clock, which all processes of a machine share."""
         self.view = View(False, Round())
+        self.wrong = ""
+        """Why it could not be renewed lately."""
+        self.turned: float | None = None
+        """When this machine's process last looked after its workers; None while that may take long."""
 
     def enter(self) -> None:
         """UsageError if another one runs this and renews it, and one of the two is to be the only one."""
@@ -197,11 +204,11 @@ class Machines:
         self._look()
         self._thread.start()
 
-    def publish(self, following: Round) -> None:
-        """ZombieError if another one leads."""
+    def publish(self, former: Round, following: Round) -> None:
+        """`former`: by which it was decided. ZombieError if another one leads, or has led since."""
         with self._lock:
-            self._store.publish(self.me.holder, following)
-            self.view = self.view._replace(round=following)
+            self._store.publish(self.me.holder, former, following)
+        self._look()  # who was there before, and did not know of it, is seen now
 
     def deposed(self) -> None:
         """Another one leads."""
@@ -235,5 +242,11 @@ class Machines:
         while not self._over:
             self._news.wait(HURRY_S if self.view.round.stage == "stopping" else RENEW_S)
             self._news.clear()
-            with contextlib.suppress(PhotonError):  # nobody else gets its part from a server that is silent
+            if self.turned is not None and self._clock.monotonic() > self.turned + STANDS_STILL_S:
+                self.wrong = "this machine's run stands still"
+                continue  # others go on without it
+            try:
                 self._look()
+                self.wrong = ""
+            except PhotonError as error:  # nobody else gets its part from a server that is silent
+                self.wrong = str(error)

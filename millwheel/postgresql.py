@@ -77,6 +77,7 @@ _IS_ROUND: Final = "SELECT 1 FROM rounds WHERE number = %s FOR SHARE"
 _PUBLISH: Final = """
 INSERT INTO rounds (number, packed) VALUES (%s, %b)
 ON CONFLICT (one) DO UPDATE SET number = EXCLUDED.number, packed = EXCLUDED.packed"""
+_REACH: Final = _PUBLISH + " WHERE rounds.number < EXCLUDED.number"
 _NEXT_SEQUENCER: Final = "UPDATE sequencers SET last = last + 1 RETURNING last"
 _END_CLAIMS: Final = """
 UPDATE claims SET alive = false
@@ -125,14 +126,11 @@ class PostgresqlStore(LoggedStore):
     `?may_lose_acknowledged=yes`; StorageError if it does not answer for AGAIN_S.
     """
 
-    def __init__(
-        self, uri: str, again_s: float = AGAIN_S, number: int = 0, others: "Sequence[PostgresqlStore]" = ()
-    ) -> None:
+    def __init__(self, uri: str, again_s: float = AGAIN_S, number: int = 0) -> None:
         """`number`: of the round (millwheel.machines) in which it claims, and in no other; 0: in any. Whether
-        a standby confirms is asked by who begins, not by those of a round: a failover may leave none.
-        `others`: further stores of the run, which learn of its rounds here."""
+        a standby confirms is asked by who begins, not by those of a round: a failover may leave none."""
         super().__init__()
-        self._round, self._others = number, others
+        self._round = number
         parsed = parse_uri(uri)
         given = dict(parsed.options)
         self._schema = given.pop("schema", SCHEMA)
@@ -149,7 +147,7 @@ class PostgresqlStore(LoggedStore):
         self._rng = random.Random()
         self._unconfirmed = set[str]()
         self._connections: dict[str, _Connection] = {}
-        """One that commits, in a thread of its own, and one for the rest."""
+        """One that commits, in a thread of its own, one for machines, and one for the rest."""
         try:
             self._conninfo = psycopg.conninfo.make_conninfo(uri.partition("?")[0], **parameters)
         except psycopg.ProgrammingError as error:
@@ -178,7 +176,9 @@ class PostgresqlStore(LoggedStore):
     def numbers(self, row: bytes, value: bytes | None = None) -> bytes | None:
         def ask(connection: _Connection) -> bytes | None:
             if value is not None:
-                connection.execute(_NUMBER, (row, value))
+                with connection.transaction():
+                    self._check_round(connection)
+                    connection.execute(_NUMBER, (row, value))
             found = connection.execute("SELECT value FROM meta WHERE name = %b", (row,)).fetchone()
             return None if found is None else bytes(found[0])
 
@@ -194,7 +194,7 @@ class PostgresqlStore(LoggedStore):
                     return _machine(bytes(other[0])), other[1]
             return None
 
-        return self._do("rest", hold, self._again_s)
+        return self._do("machines", hold, self._again_s)
 
     def renew(self, machine: Machine, at: int, seconds: float) -> View:
         """millwheel.machines.MachineStore."""
@@ -211,23 +211,27 @@ class PostgresqlStore(LoggedStore):
                     members = [Member(_machine(bytes(packed)), at) for packed, at in there]
                 return View(leads, Round() if found is None else _round(bytes(found[0])), members)
 
-        return self._do("rest", renew, self._again_s)
+        return self._do("machines", renew, self._again_s)
 
-    def publish(self, holder: str, following: Round) -> None:
+    def publish(self, holder: str, former: Round, following: Round) -> None:
         """millwheel.machines.MachineStore."""
-
-        row = (following.number, _encode(following))
 
         def publish(connection: _Connection) -> None:
             with connection.transaction():
-                # From here to the end nobody else leads.
-                if connection.execute(_LEADS, (holder,)).fetchone() is None:
+                # From here to the end nobody else leads, and no machine is renewed.
+                leads = connection.execute(_LEADS, (holder,)).fetchone() is not None
+                found = connection.execute(_ROUND).fetchone()
+                there = Round() if found is None else _round(bytes(found[0]))
+                if not leads or there not in (former, following):
                     raise ZombieError(f"another machine leads what is in {self.shown}")
-                for other in self._others:
-                    other._do("rest", lambda there: there.execute(_PUBLISH, row), self._again_s)
-                connection.execute(_PUBLISH, row)
+                connection.execute(_PUBLISH, (following.number, _encode(following)))
 
-        self._do("rest", publish, self._again_s)
+        self._do("machines", publish, self._again_s)
+
+    def reach(self) -> None:
+        """Of a store that is not the run's first: claims of former rounds count no more."""
+        row = (self._round, _encode(Round(self._round)))
+        self._do("rest", lambda connection: connection.execute(_REACH, row))
 
     def leave(self, holder: str) -> None:
         """millwheel.machines.MachineStore."""
@@ -237,11 +241,9 @@ class PostgresqlStore(LoggedStore):
                 connection.execute(_LET_GO, (holder,))
                 connection.execute(_LEAVE, (holder,))
 
-        self._do("rest", leave, self._again_s)
+        self._do("machines", leave, self._again_s)
 
     def close(self) -> None:
-        for other in self._others:
-            other.close()
         for name in list(self._connections):
             self._lose(name)
 
@@ -261,8 +263,7 @@ class PostgresqlStore(LoggedStore):
     def _take(self, slots: Sequence[int], me: int, workers: int) -> int:
         def take(connection: _Connection) -> int:
             with connection.transaction():
-                if self._round and connection.execute(_IS_ROUND, (self._round,)).fetchone() is None:
-                    raise ZombieError(f"the workers of {self.shown} are others by now")
+                self._check_round(connection)
                 row = connection.execute(_NEXT_SEQUENCER).fetchone()
                 assert row is not None
                 sequencer = int(row[0])
@@ -277,6 +278,11 @@ class PostgresqlStore(LoggedStore):
             return sequencer
 
         return self._do("commits", take)
+
+    def _check_round(self, connection: _Connection) -> None:
+        """To the end of the transaction it is the one that stands here. ZombieError."""
+        if self._round and connection.execute(_IS_ROUND, (self._round,)).fetchone() is None:
+            raise ZombieError(f"the workers of {self.shown} are others by now")
 
     def _get(self, rows: Sequence[bytes]) -> list[bytes | None]:
         if not rows:
@@ -357,6 +363,8 @@ class PostgresqlStore(LoggedStore):
             connection = connected(self._conninfo, autocommit=True)
             connection.add_notice_handler(partial(self._on_notice, name))
             connection.execute("SELECT set_config('search_path', %s, false)", (self._schema,))
+            if name == "machines":  # a machine that freezes holds up no other one
+                connection.execute("SET idle_in_transaction_session_timeout = '1s'")
             self._connections[name] = connection
         return connection
 

@@ -14,8 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from millwheel import links
 from millwheel.disk import Disk
 from millwheel.engine.lateness import Lateness
@@ -24,6 +22,7 @@ from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import Frame, decode_frame, encode_frame
 from millwheel.engine.store import keeper, lateness_row, owners, sink_row
 from millwheel.engine.wheel import Lines, Wheel
+from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
@@ -45,6 +44,7 @@ _IDLE_TICK_S: Final = 0.25
 _SYNC_S: Final = 1.0
 _STATUS_S: Final = 0.5
 _CONNECT_S: Final = 0.05
+_CONNECT_S_MAX: Final = 5.0
 BEAT_S: Final = 0.5
 
 
@@ -62,14 +62,13 @@ class Worker:
         topology: Topology,
         me: int,
         workers: int,
-        number: int,
         drain: bool,
         clock: Clock,
         store: LoggedStore,
     ) -> None:
-        """`number`: of the round. StorageError, UsageError; ConnectionError if there is no run."""
+        """StorageError, UsageError; ConnectionError if there is no run."""
         self._ways, self._work, self._me, self._workers, self._clock = ways, ways.work, me, workers, clock
-        self._round = number
+        self._round = ways.holder, ways.number
         self._store = store
         self._plan = Plan(topology, unpack_numbers(self._store.numbers(NUMBERS_ROW)))
         slots = [slot for slot, owner in enumerate(owners(workers)) if owner == me]
@@ -79,7 +78,8 @@ class Worker:
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._news, selectors.EVENT_READ)
         self._sources = [self._source(name, set(slots), drain) for name in topology.injectors]
-        self._sinks = self._open_sinks()
+        self._sinks: dict[tuple[str, int], SinkFiles] | None = None
+        """None until it may write to them."""
         self._thread = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
         self._syncing: Future[list[tuple[str, int, list[int], bytes]]] | None = None
@@ -115,6 +115,8 @@ class Worker:
             while not self._stopping:
                 self._poll()
                 if self._may_go_on:
+                    if self._sinks is None:
+                        self._sinks = self._open_sinks()
                     self._look()
                     self._commit()
                     self._tell()
@@ -265,7 +267,8 @@ class Worker:
                 self._watch(link, self._from_peer)
                 self._begin(link)
         now = self._clock.monotonic()
-        self._next_connect = now + max(_CONNECT_S, 10 * (now - began))  # a name may take long to be found
+        # A name may take long to be found.
+        self._next_connect = now + min(max(_CONNECT_S, 10 * (now - began)), _CONNECT_S_MAX)
 
     def _begin(self, link: Link) -> None:
         """A worker that was dialed is there: it gets what it did not acknowledge, before what is new."""
@@ -273,7 +276,7 @@ class Worker:
             if not link.established:
                 return
             self._out[worker] = self._dialed.pop(worker)
-            self._send(link, links.HELLO, pack([self._round, self._me]))
+            self._send(link, links.HELLO, pack([*self._round, self._me]))
             for frame in self._wheel.frames_for(worker):
                 if self._out.get(worker) is link:
                     self._send(link, links.FRAME, encode_frame(frame))
@@ -283,13 +286,13 @@ class Worker:
         self._control = self._ways.to_lead()
         self._watch(self._control, self._from_control)
         self._reported = {}
-        begins = [self._round, self._me, self._sequencer, self._wheel.marks]
+        begins = [*self._round, self._me, self._sequencer, self._wheel.marks]
         self._send(self._control, links.BEGINS, pack(begins))
 
     def _from_peer(self, link: Link, kind: int, payload: bytes) -> None:
         if kind == links.HELLO:
-            number, worker = links.read(kind, payload)
-            if number != self._round:  # it has other key intervals in mind
+            *of_round, worker = links.read(kind, payload)
+            if tuple(of_round) != self._round:  # it has other key intervals in mind
                 raise LostError
             link.known = True
             self._in[worker] = link
@@ -298,7 +301,7 @@ class Worker:
                 raise LostError
             try:
                 self._wheel.receive(decode_frame(payload))
-            except msgspec.MsgspecError as error:
+            except links.UNREADABLE as error:
                 raise LostError(str(error)) from error
         elif kind == links.ACK:
             for worker, known in list(self._out.items()):
@@ -357,7 +360,7 @@ class Worker:
             if worker in self._in:
                 self._send(self._in[worker], links.ACK, pack(of_worker))
         for sink, lane, place in self._places_committing:
-            self._sinks[sink, lane].noted(place)
+            self._files()[sink, lane].noted(place)
         self._places_committing = []
         if release.lows != self._reported:
             self._reported = release.lows
@@ -370,12 +373,12 @@ class Worker:
             elif worker in self._out:
                 self._send(self._out[worker], links.FRAME, encode_frame(frame))
         for of_sink in lines:
-            self._sinks[of_sink.sink, self._me].append(of_sink)
+            self._files()[of_sink.sink, self._me].append(of_sink)
 
     def _sync(self) -> None:
         """Files of sinks, once a second: then their lines may leave the store."""
         now = self._clock.monotonic()
-        if self._syncing is not None or self._finished:
+        if self._syncing is not None or self._finished or not self._may_go_on:
             return
         quiet = self._committing is None and not self._wheel.due and not self._wheel.unacked_bytes
         end = self._finishing and quiet and not self._more
@@ -384,7 +387,7 @@ class Worker:
         self._next_sync = now + _SYNC_S
         waiting = [
             (*key, files, *files.begin_sync(end))
-            for key, files in self._sinks.items()
+            for key, files in self._files().items()
             if files.waiting or end
         ]
         if waiting:
@@ -439,7 +442,15 @@ class Worker:
             counted,
         )
 
+    def _files(self) -> dict[tuple[str, int], SinkFiles]:
+        """To be written to now. ZombieError where a turn took so long that others may be at them."""
+        if self._sinks is None or not self._may_go_on:
+            raise ZombieError("this machine could not be renewed in time")
+        return self._sinks
+
     def _open_sinks(self) -> dict[tuple[str, int], SinkFiles]:
+        """What they have too much is cut: of this worker's claim alone, to which a commit is the test.
+        ZombieError."""
         places: dict[tuple[str, int], bytes] = {}
         begun: dict[bytes, bytes | None] = {}
         for name, number in self._plan.sinks.items():
@@ -450,12 +461,14 @@ class Worker:
                     place = begun[row] = begin(self._sink(name), name, lane)
                 if place is not None:
                     places[name, lane] = place
-        if begun:
-            self._store.commit(begun)
+        left = {
+            (name, lane): list(self._wheel.unwritten(self._plan.sinks[name], lane)) for name, lane in places
+        }
+        self._store.commit(begun)
+        if not self._may_go_on:
+            raise ZombieError("this machine could not be renewed in time")
         return {
-            (name, lane): SinkFiles(
-                self._sink(name), name, lane, place, self._wheel.unwritten(self._plan.sinks[name], lane)
-            )
+            (name, lane): SinkFiles(self._sink(name), name, lane, place, left[name, lane])
             for (name, lane), place in places.items()
         }
 
@@ -486,12 +499,11 @@ def serve(
     topology: Topology,
     me: int,
     workers: int,
-    number: int,
     drain: bool,
     clock: Clock,
     store: str = "",
 ) -> None:
     """As Worker, until it is over. `store`: as of store_of."""
     assert 0 <= me < workers <= SLOTS, (me, workers)
-    opened = store_of(ways.work, store, number)
-    Worker(ways, topology, me, workers, number, drain, clock, opened).run()
+    opened = store_of(ways.work, store, ways.number)
+    Worker(ways, topology, me, workers, drain, clock, opened).run()

@@ -85,6 +85,7 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
 @click.option("--worker", "me", type=int, required=True)
 @click.option("--workers", type=int, required=True)
 @click.option("--round", "number", type=int, required=True)
+@click.option("--holder", required=True)
 @click.option("--drain", is_flag=True)
 @click.option("--store", default="")
 @click.option("--lead", default="")
@@ -96,6 +97,7 @@ def worker(
     me: int,
     workers: int,
     number: int,
+    holder: str,
     drain: bool,
     store: str,
     lead: str,
@@ -113,10 +115,11 @@ def worker(
 
     die_with_parent()
     logging.basicConfig()
-    ways = Ways(work)
+    ways = Ways(work, holder, number)
     if lead:
-        ways = Ways(work, lead, tuple(addresses.split(",")), network_of(load_settings(config)))
-    serve(ways, load_topology(topology), me, workers, number, drain, SystemClock(), store)
+        network = network_of(load_settings(config))
+        ways = Ways(work, holder, number, lead, tuple(addresses.split(",")), network)
+    serve(ways, load_topology(topology), me, workers, drain, SystemClock(), store)
 
 
 @group.command("receiver", hidden=True)

@@ -12,7 +12,7 @@ from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
 from millwheel.engine.store import GIVEN, SERVER, TAKEN_UP
 from millwheel.topology import Topology
-from millwheel.worker import store_of
+from millwheel.worker import shared_store, store_of
 from photon.connect.uris import parse_uri
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
@@ -56,12 +56,15 @@ class Begun:
                 shown = " and ".join(parse_uri(uri).shown for uri in self.stores)
                 write_file(self.work / ELSEWHERE, shown.encode())
         with contextlib.ExitStack() as held:
-            stores = []
-            for uri in self.stores or ("",):
-                stores.append(store_of(self.work, uri, number))
-                held.callback(stores[-1].close)
+            first = store_of(self.work, self.stores[0] if self.stores else "", number)
+            held.callback(first.close)
+            stores = [first]
+            for uri in self.stores[1:]:
+                other = shared_store(uri, number=number)
+                held.callback(other.close)
+                other.reach()
+                stores.append(other)
             self._same_servers(stores)
-            first = stores[0]
             self._go_on(first)
             for store in stores:
                 store.claim(range(SLOTS), 0, 1)

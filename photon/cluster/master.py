@@ -3,7 +3,7 @@ watermarks, how far stragglers may be behind, what is told of the run."""
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from millwheel import links
 from millwheel.computation import BEFORE, NEVER
@@ -14,6 +14,8 @@ from millwheel.engine.wheel import summed
 from millwheel.links import Link, LostError, pack
 from millwheel.machines import Round
 
+_OF_WORKERS: Final = (links.REPORT, links.STATUS, links.FINISHED)
+"""Kinds, of those that have begun."""
 Send = Callable[[Link, int, bytes], None]
 
 
@@ -22,7 +24,7 @@ class Master:
 
     def __init__(self, plan: Plan, following: Round, send: Send) -> None:
         self.plan, self.number, self._send = plan, following.number, send
-        self._machines = following.workers
+        self._machines, self._lead = following.workers, following.lead
         self.authority = Authority(plan.sources, len(self._machines))
         self._stragglers = Stragglers(plan.topology.injectors)
         self._links: dict[int, Link] = {}
@@ -38,8 +40,9 @@ class Master:
     def hear(self, link: Link, kind: int, said: Any) -> None:
         """LostError for who is of another round, or none of its workers."""
         if kind == links.BEGINS:
-            number, worker, sequencer, marks = said
-            if number != self.number or not 0 <= worker < len(self._machines):
+            lead, number, worker, sequencer, marks = said
+            ours = (lead, number) == (self._lead, self.number)
+            if not ours or not 0 <= worker < len(self._machines):
                 raise LostError
             link.known = True
             self.authority.begins(worker, sequencer)
@@ -49,7 +52,7 @@ class Master:
             self._send(link, links.LATENESS, pack(self._stragglers.lateness_us))
             if self._ended:
                 self._send(link, links.FINISH, b"")
-        elif link not in self._links.values():
+        elif kind not in _OF_WORKERS or self._links.get(said[0]) is not link:
             raise LostError
         elif kind == links.REPORT:
             if self.authority.report(*said):
@@ -57,7 +60,7 @@ class Master:
             if self.authority.ended and not self._ended:
                 self._ended = True
                 self._send_all(links.FINISH, b"")
-        elif kind in (links.STATUS, links.FINISHED):
+        else:
             self._statuses[said[0]] = said[1]
             if self._stragglers.report(said[0], said[1]["late"]):
                 self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))

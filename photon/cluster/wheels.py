@@ -76,12 +76,16 @@ class WheelRun:
             make_directory(work)
         self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
         self._master: Master | None = None
         """If this machine leads."""
         self._beats: dict[int, float] = {}
         self._computes = False
         """Its workers of the round are started."""
-        self._stop = False
+        self._stop = self._anew = False
+        """It ends; workers start again."""
+        self._wrong = ""
+        """With the store, as it was told."""
         self._trial: Trial | None = None
         self._restarts = 0
         """Of workers that were stopped since."""
@@ -90,10 +94,13 @@ class WheelRun:
         self._lock = DirectoryLock(work)
         try:
             self._begun.check_place()
+            if machine:
+                self._listeners.append(self._bind(machine))
             if stores:
                 me = Machine(holder_of(work), f"{socket.gethostname()}:{work.absolute()}", machine, workers)
-                others = [shared_store(uri, again_s=LEASE_S) for uri in stores[1:]]
-                store = shared_store(stores[0], again_s=LEASE_S, others=others)
+                for uri in stores[1:]:
+                    shared_store(uri).close()  # it can be used
+                store = shared_store(stores[0], again_s=LEASE_S)
                 self._machines = Machines(store, me, SystemClock(), len(stores))
                 self._machines.enter()
             while self._machines.view.leads and self._master is None:
@@ -104,14 +111,11 @@ class WheelRun:
 
     def run(self) -> dict[str, Any]:
         """Until the logs are worked off, or somebody stops it. The summary."""
-        me = self._machines.me
         with contextlib.ExitStack() as held:
             held.callback(self._let_go)
-            listeners = [links.listen(self._work, CONTROL)]
-            if me.address:
-                listeners.append(self._bind(me.address))
-            for listener in listeners:
-                self._selector.register(held.enter_context(listener), selectors.EVENT_READ)
+            self._listeners.append(links.listen(self._work, CONTROL))
+            for listener in self._listeners:
+                self._selector.register(listener, selectors.EVENT_READ)
             for number in (signal.SIGTERM, signal.SIGINT):
                 held.callback(signal.signal, number, signal.signal(number, self._on_stop))
             try:
@@ -139,6 +143,8 @@ class WheelRun:
 
     def _let_go(self) -> None:
         self._machines.end()
+        for listener in self._listeners:
+            listener.close()
         self._lock.release()
 
     def _bind(self, address: str) -> socket.socket:
@@ -167,14 +173,19 @@ class WheelRun:
             return
         knows = 0 if self._master is None else self._master.number
         following = next_round(self._machines.me, self._machines.at, knows, view, self._machines.stores)
-        if self._master is not None and self._master.finished and knows == view.round.number:
+        if self._anew and view.round.stage == "running":
+            following = Round(view.round.number + 1, self._machines.me.holder, "stopping")
+        elif self._master is not None and self._master.finished and knows == view.round.number:
             following = msgspec.structs.replace(view.round, stage="ended", summary=self._master.summary())
         if following is None:
             time.sleep(0 if self._computes else _POLL_S)  # others are still to stop
         elif not self._is_over:
-            self._publish(following)
+            self._publish(view.round, following)
+            self._anew = False
 
-    def _publish(self, following: Round) -> None:
+    def _publish(self, former: Round, following: Round) -> None:
+        """StorageError, UsageError."""
+        self._machines.turned = None  # a large store takes its time
         try:
             if following.stage == "running":
                 master = Master(self._begun.number(self._topology, following.number), following, self._send)
@@ -184,14 +195,23 @@ class WheelRun:
                 if len(following.machines) > 1:
                     self._tell(f"computed by {', '.join(machine.shown for machine in following.machines)}")
             elif self._master is None and following.number > 1:
-                self._topology = fresh(self._name)  # who led before may have deployed another
-            self._machines.publish(following)
+                self._reload()
+            self._machines.publish(former, following)
         except ZombieError:
             self._master = None
             self._machines.deposed()
 
-    def _start_workers(self) -> None:
-        now, me, stores = self._machines.view.round, self._machines.me, self._begun.stores
+    def _reload(self) -> None:
+        """Who led before may have deployed another topology."""
+        try:
+            self._topology = fresh(self._name)
+        except PhotonError as error:
+            self._tell(f"the topology as it is now can't be loaded, the former one stays: {error}")
+
+    def _start_workers(self, now: Round) -> None:
+        me, stores = self._machines.me, self._begun.stores
+        if now.stores != self._machines.stores:
+            raise UsageError(f"this run has {now.stores} stores: give the same --store on all machines")
         self._computes = True
         for name, injector in self._topology.injectors.items():
             if injector.listen:
@@ -201,7 +221,8 @@ class WheelRun:
                     arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
                     self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
         lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
-        common = ["--work", str(self._work), "--workers", str(len(now.workers)), "--round", str(now.number)]
+        common = ["--work", str(self._work), "--workers", str(len(now.workers))]
+        common += ["--round", str(now.number), "--holder", now.lead]
         common += ["--lead", lead, "--addresses", ",".join(now.addresses)] if lead else []
         common += ["--config", str(self._config)] if self._config is not None else []
         common += [] if self._follow else ["--drain"]
@@ -229,8 +250,13 @@ class WheelRun:
             if not self._begun.stores:
                 raise
             self._tell(str(error))  # it is tried again
-        if self._machines.view.round.stage == "running" and not self._computes:
-            self._start_workers()
+        self._machines.turned = time.monotonic()
+        now = self._machines.view.round
+        if now.stage == "running" and now.number == self._machines.at and not self._computes:
+            self._start_workers(now)
+        if self._machines.wrong != self._wrong:
+            self._wrong = self._machines.wrong
+            self._tell(f"workers wait: {self._wrong}" if self._wrong else "workers go on")
         self._supervisor.poll()
         for notice in self._supervisor.notices:
             self._tell(notice)
@@ -374,9 +400,7 @@ class WheelRun:
     def _begin_anew(self, topology: Topology) -> None:
         """New code, by workers that import it."""
         self._tell("new code: the workers start again")
-        self._topology = topology
-        now = self._machines.view.round
-        self._publish(Round(now.number + 1, self._machines.me.holder, "stopping"))
+        self._topology, self._anew = topology, True
 
 
 def _network(machine: str, workers: int, shared: bool, config: Path | None, topology: Topology) -> Network:

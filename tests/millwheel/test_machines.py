@@ -71,7 +71,8 @@ def test_who_takes_over_and_who_started_again_knows_no_workers_so_another_round_
 
 def test_a_machine_without_an_address_is_the_only_one():
     me = machine("a", address="")
-    assert next_round(me, 7, 0, seen(led_by(me, "stopping"), a=7, b=3)) == led_by(me, "running", me)
+    assert next_round(me, 7, 0, seen(led_by(me, "stopping"), a=7, b=3)) is None
+    assert next_round(me, 7, 0, seen(led_by(me, "stopping"), a=7, b=7)) == led_by(me, "running", me)
     assert led_by(me, "running", me).addresses == ()
 
 
@@ -117,9 +118,9 @@ class Store:
         self.members[machine.holder] = Member(machine, at)
         return View(leads, self.round, list(self.members.values()) if leads else [])
 
-    def publish(self, holder, following):
+    def publish(self, holder, former, following):
         self._ask()
-        if self.lead[0].holder != holder:
+        if self.lead[0].holder != holder or self.round not in (former, following):
             raise ZombieError
         self.round = following
 
@@ -180,8 +181,37 @@ def test_while_the_server_does_not_answer_workers_go_on_no_longer_and_nothing_is
     asked = store.asked
     wait_until(lambda: store.asked > asked + 3)
     assert (one.until, one.view.leads) == (before, True)
+    assert one.wrong == "no answer"
     store.answers = True
+    wait_until(lambda: one.until > clock.now and not one.wrong)
+    one.end()
+
+
+def test_a_machine_whose_process_stands_still_is_not_renewed(clock):
+    store = Store()
+    one = Machines(store, A, clock)
+    one.enter()
+    one.turned = clock.now
+    clock.now += module.STANDS_STILL_S + 1
+    wait_until(lambda: "stands still" in one.wrong)
+    asked, before = store.asked, one.until
+    time.sleep(0.1)
+    assert store.asked <= asked + 1 and one.until == before
+    one.turned = None  # what it does may take long
     wait_until(lambda: one.until > clock.now)
+    one.end()
+
+
+def test_who_leads_sees_at_once_who_came_back_before_it_published(clock):
+    store = Store()
+    one = Machines(store, A, clock)
+    one.enter()
+    store.members["b"] = Member(B, 6)  # of a machine that did not know of the round then
+    one.publish(Round(), Round(7, "a", "stopping"))
+    one.stopped(7)
+    assert next_round(A, 7, 0, one.view) is None
+    store.members["b"] = Member(B, 7)
+    wait_until(lambda: next_round(A, 7, 0, one.view) == led_by(A, "running", A, B))
     one.end()
 
 
@@ -271,57 +301,75 @@ def test_in_postgresql_who_leads_sees_who_is_there_and_only_that_one_publishes(s
     assert {*one.renew(A, 1, 5.0).members} == {Member(A, 1), Member(B, 3), Member(C, 0)}
     wait_until(lambda: len(one.renew(A, 1, 5.0).members) == 2)
     round_ = led_by(A, "running", A, B)
-    one.publish("a", round_)
+    one.publish("a", Round(), round_)
+    one.publish("a", Round(), round_)  # again, as its outcome was not known
     assert two.renew(B, 7, 5.0) == View(False, round_, [])
     with pytest.raises(ZombieError):
-        two.publish("b", led_by(B, "stopping"))
+        two.publish("b", round_, led_by(B, "stopping"))
     one.leave("a")
     assert two.renew(B, 7, 5.0) == View(True, round_, [Member(B, 7)])
 
 
-def test_in_postgresql_all_stores_learn_of_a_round_from_who_leads(uri, server):
-    other = f"{server.uri}?schema=s{uuid.uuid4().hex}&{LOSES}"
-
-    def claims(number):
-        with contextlib.closing(postgresql.PostgresqlStore(other, 5.0, number)) as there:
-            there.claim(range(4), 0, 1)
-
-    others = [postgresql.PostgresqlStore(other, 5.0)]
-    with contextlib.closing(postgresql.PostgresqlStore(uri, 5.0, others=others)) as lead:
-        lead.hold(A, 5.0)
-        lead.publish("a", Round(3, "a", "stopping"))
-        claims(3)
-        lead.leave("a")
-        lead.hold(B, 5.0)
-        with pytest.raises(ZombieError, match="leads"):
-            lead.publish("a", Round(4, "a", "stopping"))
-        claims(3)
-        lead.publish("b", Round(4, "b", "stopping"))
-        claims(4)
-        with pytest.raises(ZombieError, match="others by now"):
-            claims(3)
+def test_in_postgresql_who_led_before_and_leads_again_publishes_nothing_old(store):
+    one, two = store(), store()
+    stopping = Round(1, "a", "stopping")
+    one.hold(A, 0.1)
+    one.publish("a", Round(), stopping)
+    wait_until(lambda: two.hold(B, 0.1) is None)
+    two.publish("b", stopping, Round(2, "b", "stopping"))
+    wait_until(lambda: one.hold(A, 5.0) is None)
+    with pytest.raises(ZombieError, match="leads"):
+        one.publish("a", stopping, led_by(A, "running", A, number=1))
+    assert two.renew(B, 0, 5.0).round.number == 2
 
 
-def test_in_postgresql_claims_count_in_the_round_that_stands_there(store):
+def test_in_postgresql_a_machine_that_freezes_while_it_is_renewed_holds_up_no_other(store):
+    one, two = store(), store()
+    one.hold(A, 0.1)
+    frozen = two._connected("machines")
+    frozen.execute("BEGIN")
+    frozen.execute("SELECT 1 FROM lease FOR UPDATE")
+    began = time.monotonic()
+    assert one.renew(A, 0, 5.0).leads
+    assert time.monotonic() - began < 4
+
+
+def test_in_postgresql_claims_and_numbers_count_in_the_round_that_stands_there(store):
     lead = store()
     with pytest.raises(ZombieError, match="others by now"):
         store(1).claim(range(4), 0, 1)
     lead.hold(A, 5.0)
-    lead.publish("a", Round(1, "a", "stopping"))
+    first, second = (Round(number, "a", "stopping") for number in (1, 2))
+    lead.publish("a", Round(), first)
     old = store(1)
     old.claim(range(4), 0, 1)
     old.commit({b"x": b"1"})
-    lead.publish("a", Round(2, "a", "stopping"))
+    old.numbers(b"n", b"1")
+    lead.publish("a", first, second)
     old.commit({b"x": b"2"})  # until somebody claims in the next one
     with pytest.raises(ZombieError, match="others by now"):
         store(1).claim(range(4), 0, 1)
+    with pytest.raises(ZombieError, match="others by now"):
+        old.numbers(b"n", b"2")
     new = store(2)
     new.claim(range(4), 0, 1)
     with pytest.raises(ZombieError):
         old.commit({b"x": b"3"})
     with pytest.raises(ZombieError):
         old.claim(range(4), 0, 1)
-    assert new.read([b"x"]) == [b"2"]
+    assert new.read([b"x"]) == [b"2"] and new.numbers(b"n") == b"1"
+
+
+def test_in_postgresql_a_further_store_never_goes_back_to_a_former_round(store):
+    store()  # makes the tables
+    old, new = store(1), store(2)
+    old.reach()
+    old.claim(range(4), 0, 1)
+    new.reach()
+    old.reach()
+    with pytest.raises(ZombieError, match="others by now"):
+        old.claim(range(4), 0, 1)
+    new.claim(range(4), 0, 1)
 
 
 # Processes
@@ -473,3 +521,6 @@ def test_what_can_not_be_on_several_machines_is_refused(uri, system, tmp_path):
     assert "the next 2 ports" in system.refused("run", HELD, *where, "127.0.0.1:65534", "--workers", "2")
     assert "without TLS" in system.refused("run", HELD, *where, "0.0.0.0:7400")
     assert "--machine: 'x' is no address" in system.refused("run", HELD, *where, "x")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert "can't be listened on (Address already in use" in system.refused("run", HELD, *where, address)
