@@ -7,9 +7,5 @@ class TopologyError(UsageError):
     """A topology that can't be: the message names the part and the mend."""
 
 
-class ReplacedError(PhotonError):
-    """Another run has the lease of what this one was at."""
-
-
 class ZombieError(PhotonError):
     """Another worker has the key intervals of this one by now (paper 6.2): what it did since is void."""

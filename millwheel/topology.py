@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -311,6 +312,11 @@ def _check_path(what: str, path: str) -> None:
         parse_path(path)
     except SettingsError as error:
         raise TopologyError(f"{what}: {error}") from error
+
+
+def dead_letters(topology: Topology, work: Path) -> LogSink:
+    """Of a run in this work directory: as the topology says, or there."""
+    return topology.sinks.get(DEAD_LETTERS) or LogSink(str(work / DEAD_LETTERS))
 
 
 def load_topology(name: str) -> Topology:

@@ -26,7 +26,7 @@ from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
-from millwheel.topology import DEAD_LETTERS, LogSink, Topology
+from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters
 from photon.core.clock import Clock
 from photon.core.errors import UsageError
 from photon.logs.shares import SLOTS
@@ -67,6 +67,7 @@ class Worker:
         store: LoggedStore,
     ) -> None:
         """StorageError, UsageError; ConnectionError if there is no run."""
+        assert 0 <= me < workers <= SLOTS, (me, workers)
         self._ways, self._work, self._me, self._workers, self._clock = ways, ways.work, me, workers, clock
         self._round = ways.holder, ways.number
         self._store = store
@@ -297,7 +298,7 @@ class Worker:
             link.known = True
             self._in[worker] = link
         elif kind == links.FRAME:
-            if link not in self._in.values():
+            if not link.known:
                 raise LostError
             try:
                 self._wheel.receive(decode_frame(payload))
@@ -473,7 +474,8 @@ class Worker:
         }
 
     def _sink(self, name: str) -> LogSink:
-        return self._plan.topology.sinks.get(name) or LogSink(str(self._work / DEAD_LETTERS))
+        topology = self._plan.topology
+        return dead_letters(topology, self._work) if name == DEAD_LETTERS else topology.sinks[name]
 
 
 def store_of(work: Path, uri: str, number: int) -> LoggedStore:
@@ -492,18 +494,3 @@ def shared_store(uri: str, **given: Any) -> "PostgresqlStore":
     except ImportError as error:
         raise UsageError("--store needs psycopg: pip install 'photon-joiner[postgresql]'") from error
     return PostgresqlStore(uri, **given)
-
-
-def serve(
-    ways: Ways,
-    topology: Topology,
-    me: int,
-    workers: int,
-    drain: bool,
-    clock: Clock,
-    store: str = "",
-) -> None:
-    """As Worker, until it is over. `store`: as of store_of."""
-    assert 0 <= me < workers <= SLOTS, (me, workers)
-    opened = store_of(ways.work, store, ways.number)
-    Worker(ways, topology, me, workers, drain, clock, opened).run()

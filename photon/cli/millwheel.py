@@ -56,7 +56,7 @@ def _running(command: _Command) -> _Command:
 def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
 
-    Status 1 if there are dead letters (WORK/dead-letters says why).
+    Status 1 if there are dead letters (WORK/dead-letters, or the topology's sink of that name, says why).
     """
     return _run(topology, work, workers, follow, as_json, **more)
 
@@ -71,11 +71,14 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
     def tell(line: str) -> None:
         click.echo(f"photon: {line}", err=True)
 
-    summary = WheelRun(topology, work, workers, follow, tell, **more).run()
+    run = WheelRun(topology, work, workers, follow, tell, **more)
+    summary = run.run()
     if as_json:
         click.echo(json.dumps(summary))
     else:
-        _print_summary(summary, work)
+        _print_summary(summary)
+        if summary["dead_letters"]:
+            click.echo(f"dead letters: {run.dead_letters}")
     return 1 if summary["dead_letters"] else 0
 
 
@@ -107,7 +110,7 @@ def worker(
     """One process of a run."""
     from millwheel.links import Ways
     from millwheel.topology import load_topology
-    from millwheel.worker import serve
+    from millwheel.worker import Worker, store_of
     from photon.cluster.supervisor import die_with_parent
     from photon.cluster.topology import network_of
     from photon.core.clock import SystemClock
@@ -119,7 +122,8 @@ def worker(
     if lead:
         network = network_of(load_settings(config))
         ways = Ways(work, holder, number, lead, tuple(addresses.split(",")), network)
-    serve(ways, load_topology(topology), me, workers, drain, SystemClock(), store)
+    opened = store_of(work, store, number)
+    Worker(ways, load_topology(topology), me, workers, drain, SystemClock(), opened).run()
 
 
 @group.command("receiver", hidden=True)
@@ -455,11 +459,9 @@ def _because(held: dict[str, Any]) -> str:
     return f"{where}, which has not begun"
 
 
-def _print_summary(summary: dict[str, Any], work: Path) -> None:
+def _print_summary(summary: dict[str, Any]) -> None:
     for name, counts in summary["counts"].items():
         told = ", ".join(f"{what.replace('_', ' ')} {count:,}" for what, count in counts.items() if count)
         click.echo(f"{name:<20} {told or 'nothing'}")
     how = "done" if summary["ended"] else "stopped"
     click.echo(f"{how:<20} {summary['seconds']:g} s, {summary['restarts']} restarts")
-    if summary["dead_letters"]:
-        click.echo(f"dead letters: {work / 'dead-letters'}")

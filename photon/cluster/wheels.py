@@ -16,11 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from millwheel import links
-from millwheel.errors import ReplacedError, ZombieError
+from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.machines import LEASE_S, Alone, Machine, Machines, Round, holder_of, next_round
 from millwheel.push import PushedLogs
-from millwheel.topology import DEAD_LETTERS, Topology, load_topology
+from millwheel.topology import DEAD_LETTERS, Topology, dead_letters, load_topology
 from millwheel.worker import pushed_logs, shared_store
 from photon.cluster.begun import Begun
 from photon.cluster.deploys import Trial, fresh
@@ -63,15 +63,14 @@ class WheelRun:
         machine: str = "",
         config: Path | None = None,
     ) -> None:
-        """`stores`, `history`: as of Begun. `machine`: where the
-        other machines of the run reach this one, as [tls] of `config` says. UsageError, TopologyError,
-        LockedError, StorageError."""
+        """`stores`, `history`: as of Begun. `machine`: where the other machines of the run reach this one, as
+        [tls] of `config` says. UsageError, TopologyError, LockedError, StorageError."""
         if not 1 <= workers <= SLOTS:
             raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
         self._name, self._work, self._follow, self._tell = name, work, follow, tell
         self._begun, self._config = Begun(name, work, tuple(stores), history), config
         self._topology = load_topology(name)
-        self._network = _network(machine, workers, bool(stores), config, self._topology)
+        self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
         self._supervisor = Supervisor(work / "logs")
@@ -104,7 +103,8 @@ class WheelRun:
                 self._machines = Machines(store, me, SystemClock(), len(stores))
                 self._machines.enter()
             while self._machines.view.leads and self._master is None:
-                self._agree()
+                if not self._agree():
+                    time.sleep(_POLL_S)  # others are still to stop
         except BaseException:
             self._let_go()
             raise
@@ -141,6 +141,11 @@ class WheelRun:
             **told,
         }
 
+    @property
+    def dead_letters(self) -> str:
+        """The directory of their files."""
+        return dead_letters(self._topology, self._work).directory
+
     def _let_go(self) -> None:
         self._machines.end()
         for listener in self._listeners:
@@ -149,7 +154,7 @@ class WheelRun:
 
     def _bind(self, address: str) -> socket.socket:
         try:
-            return Ways(self._work, network=self._network).bind(address)
+            return self._ways.bind(address)
         except OSError as error:
             raise UsageError(f"--machine {address}: it can't be listened on ({error.strerror})") from error
 
@@ -159,29 +164,30 @@ class WheelRun:
     def _is_over(self) -> bool:
         return self._computes and self._machines.view.round.stage == "ended"
 
-    def _agree(self) -> None:
-        """Workers stop if they are of a former round. Who leads begins the next one when it is time."""
+    def _agree(self) -> bool:
+        """Workers stop if they are of a former round. Who leads begins the next one when it is time. Whether
+        anything was to be done. PhotonError, StorageError, UsageError."""
         view = self._machines.view
         if view.round.number != self._machines.at:
             self._stop_workers(_MOVE_S)
             self._machines.stopped(view.round.number)
-            return
+            return True
         if not view.leads:
             if not self._machines.me.address:
-                raise ReplacedError("another run has this now")
+                raise PhotonError("another run has this now")
             self._master = None
-            return
+            return False
         knows = 0 if self._master is None else self._master.number
         following = next_round(self._machines.me, self._machines.at, knows, view, self._machines.stores)
         if self._anew and view.round.stage == "running":
             following = Round(view.round.number + 1, self._machines.me.holder, "stopping")
         elif self._master is not None and self._master.finished and knows == view.round.number:
             following = msgspec.structs.replace(view.round, stage="ended", summary=self._master.summary())
-        if following is None:
-            time.sleep(0 if self._computes else _POLL_S)  # others are still to stop
-        elif not self._is_over:
-            self._publish(view.round, following)
-            self._anew = False
+        if following is None or self._is_over:
+            return False
+        self._publish(view.round, following)
+        self._anew = False
+        return True
 
     def _publish(self, former: Round, following: Round) -> None:
         """StorageError, UsageError."""
@@ -265,7 +271,7 @@ class WheelRun:
         for key, events in self._selector.select(_POLL_S):
             if key.data is None:
                 with contextlib.suppress(OSError):
-                    link = Ways(self._work, network=self._network).accept(key.fileobj)  # type: ignore[arg-type]
+                    link = self._ways.accept(key.fileobj)  # type: ignore[arg-type]
                     self._selector.register(link, link.events, link)
             else:
                 self._hear(key.data, events)
@@ -388,19 +394,15 @@ class WheelRun:
             except PhotonError as error:  # it has become another one meanwhile
                 wrong = str(error)
         self._tell_asker(trial.asker, wrong)
-        if topology is not None:
-            self._begin_anew(topology)
+        if topology is not None:  # by workers that import it
+            self._tell("new code: the workers start again")
+            self._topology, self._anew = topology, True
 
     def _tell_asker(self, asker: Link, wrong: str) -> None:
         """Of a deploy."""
         answer = {"error": f"not deployed, the run goes on as it was: {wrong}"} if wrong else {"ok": True}
         with contextlib.suppress(LostError):
             asker.send(links.ANSWER, pack(answer))
-
-    def _begin_anew(self, topology: Topology) -> None:
-        """New code, by workers that import it."""
-        self._tell("new code: the workers start again")
-        self._topology, self._anew = topology, True
 
 
 def _network(machine: str, workers: int, shared: bool, config: Path | None, topology: Topology) -> Network:
