@@ -22,10 +22,10 @@ from eventstore.reader import Reader, follower_of
 from eventstore.segments import LOADING_LETTERS, identity_of
 from photon.core.addresses import mistake
 from photon.core.clock import Clock
-from photon.core.columns import join_lines, split_ids, split_lines
+from photon.core.columns import count_lines, join_lines, split_ids, split_lines
 from photon.core.disk import storage_errors
 from photon.core.errors import OverloadedError, PhotonError, UnavailableError
-from photon.core.ids import ID_BYTES
+from photon.core.ids import BATCH_IDS_MAX, ID_BYTES
 from photon.core.settings import MIB, Settings
 from photon.core.status import Notices
 from photon.logs.formats import json_lines
@@ -235,16 +235,19 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
 
 
 def _check_ids(ids: bytes, context: grpc.ServicerContext) -> None:
-    if len(ids) % ID_BYTES:
+    count, rest = divmod(len(ids), ID_BYTES)
+    if rest or count > BATCH_IDS_MAX:
         context.abort(
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"ids has {len(ids)} bytes, no multiple of {ID_BYTES}: send packed ids",
+            f"ids has {len(ids)} bytes: send {ID_BYTES} an id, at most {BATCH_IDS_MAX} ids",
         )
 
 
 def _check_put(request: pb.PutRequest, context: grpc.ServicerContext) -> list[bytes]:
     _check_ids(request.ids, context)
-    lines = split_lines(request.events) if request.events else []
-    if len(lines) * ID_BYTES != len(request.ids) or not all(lines):
+    # Counted before they are split: 3 MiB of newlines would be 3 million lines.
+    counted = count_lines(request.events) * ID_BYTES == len(request.ids)
+    lines = split_lines(request.events) if counted else []
+    if not counted or not all(lines) or request.events[-1:] not in (b"", b"\n"):
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "send a line, not empty, for each id")
     return lines

@@ -112,7 +112,7 @@ class RegistryClient:
         return self._rounds.run(Operation("Lookup", False, request, rising=_REGISTERED), ids, times)[0]
 
     def commit(self, ids: bytes, times: bytes, token: bytes) -> bytes:
-        """16 x N, 8 x N bytes -> core.fates.Committed column. At most messages.IDS_MAX ids a call.
+        """16 x N, 8 x N bytes -> core.fates.Committed column. At most BATCH_IDS_MAX ids a call.
 
         WON is also what a retry with the winner's token is told. An id that stands twice, with one time: the
         first WON, the others DUPLICATE. Raises OverloadedError (nothing was done), NoQuorumError or
@@ -178,7 +178,7 @@ class RegistryClient:
         ids: bytes = b"",
     ) -> Iterator[Scanned]:
         """All that one replica holds of a shard: the nearest that has it, or the one at `address`. Of `ids`
-        (16 x N bytes, at most messages.IDS_MAX), those that are there: they are looked up.
+        (16 x N bytes, at most BATCH_IDS_MAX), those that are there: they are looked up.
 
         It reads while commits go on: an id registered meanwhile may be missing. `fresh`: the shard's leader
         is asked (another at `address` refuses), and what was acknowledged to anybody before is there. The

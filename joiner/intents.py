@@ -32,7 +32,7 @@ from typing import Final
 
 from joiner.accounts import Row, Written, pack_rows, unpack_rows
 from photon.core.accounts import Sum, window_of
-from photon.core.columns import split_lines
+from photon.core.columns import count_lines
 from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import CorruptStateError, OverloadedError, StorageError
 from photon.core.ids import ID_BYTES, parse_token
@@ -111,8 +111,8 @@ def _unpack_intent(batch: memoryview, intent: memoryview) -> Intent:
     lines_at = times_at + _TIME_BYTES * count
     places = (_BATCH.size, ids_at, times_at, lines_at, len(batch))
     token, ids, times, lines = (bytes(batch[start:end]) for start, end in pairwise(places))
-    if len(split_lines(lines)) != count:
-        raise ValueError(f"intent {sequence} holds {len(split_lines(lines))} lines for {count} events")
+    if (held := count_lines(lines)) != count:
+        raise ValueError(f"intent {sequence} holds {held} lines for {count} events")
     return Intent(token, ids, times, lines, sequence, LogPosition(file, offset))
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from photon.core.columns import count_lines, join_lines, split_ids, split_lines, unpack_times
 from photon.core.errors import UsageError
 from photon.core.fates import JOINED_OF_COMMITTED, JOINED_OF_FOUND, Committed, Found, Joined
-from photon.core.ids import ID_BYTES
+from photon.core.ids import BATCH_IDS_MAX, ID_BYTES
 from photon.core.settings import Joiner
 
 _WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "ages": 8}
@@ -40,9 +40,11 @@ class ForeignColumns:
         return len(self.ids) // ID_BYTES
 
     def check(self) -> None:
-        """UsageError if the columns are not of one length."""
+        """UsageError if the columns are not of one length, or too long."""
         count = len(self)
         wrong = [name for name, width in _WIDTHS.items() if len(getattr(self, name)) != width * count]
+        if count > BATCH_IDS_MAX:
+            raise UsageError(f"{count} events in one request, at most {BATCH_IDS_MAX} are taken")
         if len(self.ids) % ID_BYTES:
             wrong.append("ids")
         if count_lines(self.events) != count or not (self.events.endswith(b"\n") or not self.events):

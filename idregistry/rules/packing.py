@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from photon.core.accounts import WINDOW_US, Sum, Tally, grouped, window_of
 from photon.core.columns import hash_ids, split_ids, unpack_times
-from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
+from photon.core.ids import BATCH_IDS_MAX, ID_BYTES, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
 
 SUBS: Final = 256
 KEY_BYTES: Final = ID_BYTES - 1
@@ -146,9 +146,6 @@ def unhash_ids(hashes: Hashes, tails: Hashes) -> bytes:
 
 TIME_BYTES: Final = 8
 
-IDS_MAX: Final = 65_536
-"""Ids in one request. A larger one could not stay one segment, and within a segment an id wins once."""
-
 BATCH_BYTES_MAX: Final = 1_900_000
 """A command's size; holds the largest request and stays under the log's own bound (RaftLimits: 2 MiB)."""
 
@@ -174,8 +171,9 @@ def columns_mistake(ids: bytes, times: bytes) -> str | None:
         return f"ids has {len(ids)} bytes, no multiple of {ID_BYTES}"
     if len(times) != count * TIME_BYTES:
         return f"times has {len(times)} bytes, expected {count} x {TIME_BYTES}"
-    if count > IDS_MAX:
-        return f"{count} ids in one request, at most {IDS_MAX} are taken"
+    # A larger one could not stay one segment, and within a segment an id wins once.
+    if count > BATCH_IDS_MAX:
+        return f"{count} ids in one request, at most {BATCH_IDS_MAX} are taken"
     return None
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from photon.core.columns import parse_path
 from photon.core.errors import SettingsError
+from photon.core.ids import BATCH_IDS_MAX
 
 MAIN_SET: Final = "main"
 """The set of registry replicas that has the directory (idregistry.rules.sets)."""
@@ -203,7 +204,7 @@ class Dispatcher:
     workers: int = _bounded(1, 1, 64)
     """On one machine, processes of a datacenter; on several, shares of its foreign logs, if that is more than
     dispatchers. It stands from the first start on."""
-    batch_events_max: int = _bounded(4096, 1, 65_536)
+    batch_events_max: int = _bounded(4096, 1, BATCH_IDS_MAX)
     batches_in_flight_max: int = _bounded(3, 1, 256)
     lookup_before_send: bool = True
     home_hedge_ms: int = _bounded(1000, 0, 60_000)

@@ -67,7 +67,7 @@ def test_the_status_says_what_the_supervisor_reads(root, served):
 
 
 def test_ids_that_are_no_ids_are_refused(served):
-    with pytest.raises(UnavailableError, match="multiple of 16"):
+    with pytest.raises(UnavailableError, match="5 bytes: send 16 an id, at most 65536"):
         served.lookup(b"short")
     assert served.lookup(b"\x01" * 15 + b"\xff" + b"\xff" * 16)[0][0] in (Found.ABSENT, Found.BEHIND)
 

@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import grpc
@@ -21,6 +22,7 @@ from photon.core.clock import ManualClock
 from photon.core.columns import join_lines, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.fates import Found
+from photon.core.ids import BATCH_IDS_MAX, ID_BYTES
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
@@ -28,6 +30,7 @@ from tests.eventstore.kit import PACKER, append, end, line, pack, serve, start_p
 from tests.ports import free_ports
 from tests.waiting import wait_until
 
+TOO_MANY = ID_BYTES * (BATCH_IDS_MAX + 1)
 BOUND = {"logs": {"scan_interval_s": 0.05}, "eventstore": {"cache_bytes": 1 << 20}}
 
 
@@ -471,12 +474,28 @@ def test_no_answer_is_wrong_while_processes_are_killed_wiped_added_and_removed(r
 
 def test_what_is_not_whole_is_refused_and_an_address_that_can_be_none_is_not_handed_on(home):
     addresses = ("", "nowhere", "a b:1", "h:", "h:99999", "x" * 300 + ":1", "h:1\n")
-    puts = ({"ids": b"1" * 16}, {"ids": b"1" * 16, "events": b"\n"}, {"ids": b"1"})
+    puts = [{"ids": b"1" * 16, "events": events} for events in (b"", b"\n", b"{}", b"{}\n{}", b"{}\n{}\n")]
+    puts += [{"ids": b"1"}, {"ids": bytes(TOO_MANY)}]
     with LOOPBACK.open(home.listen) as channel:
         stub = eventstore_pb2_grpc.EventStoreStub(channel)
         calls = [(stub.Follow, pb.FollowRequest(address=address)) for address in addresses]
+        calls += [(stub.Lookup, pb.LookupRequest(ids=bytes(size))) for size in (15, TOO_MANY)]
         for call, request in [*calls, *[(stub.Put, pb.PutRequest(**put)) for put in puts]]:
             with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
                 call(request, timeout=30)
         assert list(stub.Members(pb.MembersRequest(), timeout=30).members) == [home.listen]
     assert home.status()["peers"] == {}
+
+
+def test_lines_that_fit_no_ids_are_refused_before_they_are_split(home):
+    request = pb.PutRequest(ids=b"1" * 16, events=b"\n" * (3 << 20))
+    with LOOPBACK.open(home.listen) as channel:
+        stub = eventstore_pb2_grpc.EventStoreStub(channel)
+        tracemalloc.start()
+        try:
+            with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+                stub.Put(request, timeout=30)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 16 << 20

@@ -7,11 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from idregistry.client import RegistryClient
-from idregistry.rules.packing import IDS_MAX
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.fates import Committed, Registered
-from photon.core.ids import Token
+from photon.core.ids import BATCH_IDS_MAX, Token
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import event_id
 from tests.waiting import wait_until
@@ -99,7 +98,7 @@ def assert_sound(cluster: Cluster, load: Load, shards: int) -> None:
         wait_until(lambda node=node: held(client, node, cluster, shards)[0] == set(load.won))  # type: ignore[misc]
         found, total = held(client, node, cluster, shards)
         assert len(found) == total, "an id is in two shards"
-        some = list(load.won)[:IDS_MAX]
+        some = list(load.won)[:BATCH_IDS_MAX]
         times = pack_times([load.times[key] for key in some])
         assert set(client.lookup(b"".join(some), times)) == {Registered.PRESENT}
 

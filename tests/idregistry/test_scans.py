@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from idregistry.rules.commands import Boundary, Commit, Configure, encode
-from idregistry.rules.packing import BUCKET_US, IDS_MAX, NO_BOUNDARY, SCAN_S_MAX
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, SCAN_S_MAX
 from idregistry.rules.surveys import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
 from photon.core.columns import split_ids
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.ids import Token
+from photon.core.ids import BATCH_IDS_MAX, Token
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import (
     IdRegistryServicer,
@@ -110,7 +110,7 @@ def test_of_ids_that_are_asked_for_only_those_that_are_there_are_told_with_their
     assert none.ids == b""
 
 
-@pytest.mark.parametrize("ids", [b"i" * 15, bytes(16 * (IDS_MAX + 1))])
+@pytest.mark.parametrize("ids", [b"i" * 15, bytes(16 * (BATCH_IDS_MAX + 1))])
 def test_ids_that_are_none_or_too_many_are_refused(node: Node, ids: bytes) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         list(node.stub.Scan(pb.ScanRequest(shard=0, ids=ids), timeout=5.0))

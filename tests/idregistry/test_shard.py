@@ -19,7 +19,7 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.directory import DirectoryState, group_of
-from idregistry.rules.packing import BATCH_BYTES_MAX, BUCKET_US, IDS_MAX, NO_BOUNDARY, request_bytes
+from idregistry.rules.packing import BATCH_BYTES_MAX, BUCKET_US, NO_BOUNDARY, request_bytes
 from idregistry.rules.sharding import BEGINNING
 from idregistry.rules.steward import DAY_US, LEAP_EVERY_S, boundary_due, majority_time_us, reached_us
 from idregistry.shard import (
@@ -33,7 +33,7 @@ from idregistry.shard import (
     together,
 )
 from photon.core.clock import ManualClock
-from photon.core.ids import TOKEN_BYTES_MAX
+from photon.core.ids import BATCH_IDS_MAX, TOKEN_BYTES_MAX
 from photon.core.settings import Registry
 from photon.raft.port import Refusal, Refused
 from tests.idregistry.fake_log import FakeLog
@@ -380,7 +380,7 @@ def test_many_small_requests_with_long_tokens_stay_within_the_logs_bound() -> No
 
 
 def test_the_largest_request_fits_a_command() -> None:
-    assert request_bytes(bytes(16 * IDS_MAX), bytes(TOKEN_BYTES_MAX)) < BATCH_BYTES_MAX
+    assert request_bytes(bytes(16 * BATCH_IDS_MAX), bytes(TOKEN_BYTES_MAX)) < BATCH_BYTES_MAX
 
 
 @given(

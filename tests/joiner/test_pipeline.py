@@ -294,6 +294,8 @@ def test_a_batch_whose_columns_differ_in_length_is_told_so():
     with pytest.raises(UsageError, match=r"columns of 2 events: primary_ids, ages, events of another"):
         short.check()
     batch.check()
+    with pytest.raises(UsageError, match="65537 events in one request, at most 65536 are taken"):
+        batch_of(["a"] * 65_537).check()
 
 
 def test_two_joiners_cannot_work_in_one_directory(make):
