@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from millwheel.engine.shares import even
 from photon.core.addresses import joined, split
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, storage_errors, write_file
@@ -48,7 +49,8 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Round(msgspec.Struct, frozen=True, array_like=True):
-    """`machines`: who computes, once all workers of the round before have stopped."""
+    """`machines`: who computes, once all workers of the round before have stopped. `owners`: the worker of
+    each slot, in a round that has them, or as it is to be if the next one has as many workers."""
 
     number: int = 0
     lead: str = ""
@@ -57,6 +59,7 @@ class Round(msgspec.Struct, frozen=True, array_like=True):
     summary: dict[str, Any] = {}
     """Of one that has ended."""
     stores: int = 1
+    owners: tuple[int, ...] = ()
 
     @property
     def workers(self) -> list[Machine]:
@@ -137,10 +140,18 @@ def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) ->
     if now.lead == me.holder and now.stage == "stopping":
         if at < now.number or any(member.at < now.number for member in others):
             return None
-        return Round(now.number, me.holder, "running", there, stores=stores)
+        running = Round(now.number, me.holder, "running", there, stores=stores)
+        workers = len(running.workers)
+        owners = now.owners if set(now.owners) == set(range(workers)) else even(workers)
+        return msgspec.structs.replace(running, owners=owners)
     if now.stage == "running" and now.number == knows and now.machines == there:
         return None
-    return Round(now.number + 1, me.holder, "stopping")
+    return stopping(now, me)
+
+
+def stopping(now: Round, me: Machine, owners: Sequence[int] = ()) -> Round:
+    """The round after, for which all stop. `owners`: the worker of each slot from then on, if others."""
+    return Round(now.number + 1, me.holder, "stopping", owners=tuple(owners) or now.owners)
 
 
 class Alone:

@@ -32,12 +32,12 @@ _position: Final = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 
 
 class Injection(NamedTuple):
-    """Records by input, the rows that say that they were read, lines that are none."""
+    """Records by input, the rows that say that they were read, lines that are none. `slot`: of the file."""
 
     records: dict[int, Records]
     positions: Changes
     letters: list[dict[str, Any]]
-    bytes: int
+    slot: int
 
 
 class Listed:
@@ -84,8 +84,8 @@ class LogSource:
         `lateness`: what counts lines for the percentile, and its row.
         """
         self.name, self._number, self._injector, self._clock = name, number, injector, clock
-        self._whole = whole = injector.log == "directory"  # one worker's, who alone can tell where it is
-        self._mine: Callable[[str], bool] = lambda path: mine(slot_of(_directory(path) if whole else path))
+        self._whole = injector.log == "directory"  # one worker's, who alone can tell where it is
+        self._mine: Callable[[str], bool] = lambda path: mine(self._slot(path))
         self._listed = Listed() if injector.listed else None
         self._parser = LineParser(injector, inputs)
         self._newest: dict[int, int] = {}
@@ -183,7 +183,7 @@ class LogSource:
         self._newest[state.number] = newest
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
         rows[position_row(self._number, state.number)] = self._packed(state)
-        return Injection(records, rows, letters, chunk.end - chunk.start)
+        return Injection(records, rows, letters, self._slot(state.name))
 
     def bound(self) -> int:
         """Nothing older will come that is not late."""
@@ -234,6 +234,9 @@ class LogSource:
 
     def close(self) -> None:
         self._follower.close()
+
+    def _slot(self, path: str) -> int:
+        return slot_of(_directory(path) if self._whole else path)
 
     def _is_read(self, path: str) -> bool:
         return self._mine(path) and (self._listed is None or self._listed.has(path))

@@ -26,7 +26,8 @@ from millwheel.engine.lateness import Lateness, Stragglers
 from millwheel.engine.lines import LineParser
 from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.records import Frame, decode_frame, encode_frame
-from millwheel.engine.store import Changes, MemoryStore, keeper, lateness_row, owners, position_row
+from millwheel.engine.shares import even, slots_of
+from millwheel.engine.store import Changes, MemoryStore, keeper, lateness_row, position_row
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import Early, Release, Wheel
 from millwheel.engine.wheel import Lines as OfSink
@@ -87,7 +88,7 @@ class Bench:
         self._plan = Plan(topology, numbered(topology, {}))
         self._parsers = _parsers(self._plan)
         store = MemoryStore()
-        self._wheel = Wheel(self._plan, store.claim(range(SLOTS), 1), 0, 1, 1)
+        self._wheel = Wheel(self._plan, store.claim(range(SLOTS), 1), 0, even(1), 1)
         self._store = store
         self._authority = Authority(self._plan.sources, 1)
         self._authority.begins(0, 1)
@@ -153,8 +154,8 @@ class World:
     Each step one thing happens: a worker reads lines, takes a turn, makes a commit durable, lets out a part
     of it; a link hands on a message; a worker is taken for dead, and another starts in its place from the
     store. The former one is dead, or goes on as if it owned its key intervals (a zombie, paper 6.2). Now and
-    then all stop, the authority too, and another number of workers goes on. A file of a log is read in order,
-    and again from where the store says.
+    then all stop, the authority too, and another number of workers goes on, each with any key intervals. A
+    file of a log is read in order, and again from where the store says.
     """
 
     def __init__(
@@ -180,7 +181,9 @@ class World:
         """A run begins, or goes on with what is in the store."""
         self.numbers = numbered(topology, self.numbers)
         self.plan = Plan(topology, self.numbers)
-        self.workers = workers
+        self.workers, self.owners = workers, list(even(workers))
+        if self.steps:  # they may have moved meanwhile
+            self.random.shuffle(self.owners)
         self.authority = Authority(self.plan.sources, workers)
         self.stragglers = Stragglers(topology.injectors)
         self.parsers = _parsers(self.plan)
@@ -251,9 +254,8 @@ class _Worker:
     def __init__(self, world: World, me: int) -> None:
         world.sequencer += 1
         self.world, self.me, self.sequencer = world, me, world.sequencer
-        slots = [slot for slot, owner in enumerate(owners(world.workers)) if owner == me]
-        self.store = world.store.claim(slots, self.sequencer)
-        self.wheel = Wheel(world.plan, self.store, me, world.workers, self.sequencer)
+        self.store = world.store.claim(slots_of(world.owners, me), self.sequencer)
+        self.wheel = Wheel(world.plan, self.store, me, world.owners, self.sequencer)
         self.files = {
             name: [file for file in files if file % world.workers == me]
             for name, files in world.files.items()

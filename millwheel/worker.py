@@ -10,9 +10,12 @@ import os
 import selectors
 import signal
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from millwheel import links
 from millwheel.disk import Disk
@@ -20,7 +23,8 @@ from millwheel.engine.lateness import Lateness
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import Frame, decode_frame, encode_frame
-from millwheel.engine.store import keeper, lateness_row, owners, sink_row
+from millwheel.engine.shares import slots_of
+from millwheel.engine.store import keeper, lateness_row, sink_row
 from millwheel.engine.wheel import Lines, Wheel
 from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
@@ -54,27 +58,30 @@ def pushed_logs(work: Path, injector: str) -> Path:
 
 
 class Worker:
-    """`me` of `workers` of a round (millwheel.machines) of a run. `drain`: the logs grow no more."""
+    """`me` of a round (millwheel.machines) of a run, of which `owners` are the workers of the slots. `drain`:
+    the logs grow no more."""
 
     def __init__(
         self,
         ways: Ways,
         topology: Topology,
         me: int,
-        workers: int,
+        owners: Sequence[int],
         drain: bool,
         clock: Clock,
         store: LoggedStore,
     ) -> None:
         """StorageError, UsageError; ConnectionError if there is no run."""
-        assert 0 <= me < workers <= SLOTS, (me, workers)
-        self._ways, self._work, self._me, self._workers, self._clock = ways, ways.work, me, workers, clock
+        self._ways, self._work, self._me, self._clock = ways, ways.work, me, clock
+        self._workers = workers = max(owners) + 1
         self._round = ways.holder, ways.number
         self._store = store
         self._plan = Plan(topology, unpack_numbers(self._store.numbers(NUMBERS_ROW)))
-        slots = [slot for slot, owner in enumerate(owners(workers)) if owner == me]
+        slots = slots_of(owners, me)
         self._sequencer = self._store.claim(slots, me, workers)
-        self._wheel = Wheel(self._plan, self._store, me, workers, self._sequencer)
+        self._wheel = Wheel(self._plan, self._store, me, owners, self._sequencer)
+        self._spent = np.zeros(SLOTS)
+        """Seconds, for each slot: to read its logs and to compute with its records."""
         self._selector = selectors.DefaultSelector()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._news, selectors.EVENT_READ)
@@ -87,7 +94,7 @@ class Worker:
         self._places: list[tuple[str, int, bytes]] = []
         """Of sinks, in the next commit, and in the one under way."""
         self._places_committing: list[tuple[str, int, bytes]] = []
-        self._spent: list[Path] = []
+        self._read_up: list[Path] = []
         """Files that nobody needs once the commit under way is durable."""
         self._may_until = 0.0
         """As the run on this machine tells: by then it renews this, or others go on from here."""
@@ -198,14 +205,20 @@ class Worker:
             if positions:
                 self._wheel.inject(source.name, {}, positions)
             if self._may_read:
+                began = self._clock.monotonic()
                 found = source.read()
                 if found is not None:
                     self._more = True
                     self._chunks += 1
                     self._wheel.inject(source.name, found.records, found.positions, found.letters)
+                    self._spent[found.slot] += self._clock.monotonic() - began
             else:
                 self._more = True
+        began = self._clock.monotonic()
         self._wheel.turn(self._clock.now_us())
+        taken = self._wheel.taken()
+        if (all_taken := taken.sum()) > 0:
+            self._spent += taken * ((self._clock.monotonic() - began) / all_taken)
         self._hand_on(*self._wheel.early())
         for source in self._sources:
             self._wheel.bound(source.name, source.bound())
@@ -339,7 +352,7 @@ class Worker:
         if self._committing is None:
             changes = self._wheel.begin_commit()
             self._hand_on(*self._wheel.early())
-            self._spent = [path for source in self._sources for path in source.spent()]
+            self._read_up = [path for source in self._sources for path in source.spent()]
             self._places_committing, self._places = self._places, []
             self._chunks = 0
             if changes:
@@ -351,7 +364,7 @@ class Worker:
 
     def _let_out(self) -> None:
         release = self._wheel.committed()
-        for path in self._spent:
+        for path in self._read_up:
             path.unlink(missing_ok=True)
         self._hand_on(release.frames, release.lines)
         acks: dict[int, dict[int, int]] = {}
@@ -416,6 +429,7 @@ class Worker:
                 why[source.name] |= source.why()
         late = {source.name: late for source in self._sources if (late := source.late()) is not None}
         told = {"why": why, "late": late, "pid": os.getpid(), "sequencer": self._sequencer}
+        told["spent"] = self._spent.tolist()
         return {**self._wheel.status(), **told}
 
     # At the start

@@ -109,11 +109,6 @@ def lines_row(sink: int, lane: int, number: int) -> bytes:
     return LINES + sink.to_bytes(2, "big") + bytes((lane,)) + number.to_bytes(8, "big")
 
 
-def owners(workers: int) -> list[int]:
-    """The worker of each slot."""
-    return [slot % workers for slot in range(SLOTS)]
-
-
 def weak_lane(worker: int) -> int:
     """Of its frames that leave before a commit; the others have the worker's own number."""
     return SLOTS + worker

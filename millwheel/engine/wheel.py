@@ -40,6 +40,7 @@ from millwheel.engine.records import (
     split_frame,
     together,
 )
+from millwheel.engine.shares import slots_of
 from millwheel.engine.stage import Stage, shown_value
 from millwheel.engine.store import (
     FRAME,
@@ -53,7 +54,6 @@ from millwheel.engine.store import (
     keeper,
     lane_row,
     lines_row,
-    owners,
     sink_row,
     weak_lane,
 )
@@ -100,18 +100,21 @@ class _Sent(NamedTuple):
 
 
 class Wheel:
-    """For one thread. `me` of `workers`; the store has claimed what they own, under the sequencer."""
+    """For one thread. `owners`: the worker of each slot; the store has claimed those of `me`, under the
+    sequencer."""
 
-    def __init__(self, plan: Plan, store: Store, me: int, workers: int, sequencer: int) -> None:
+    def __init__(self, plan: Plan, store: Store, me: int, owners: Sequence[int], sequencer: int) -> None:
         self.plan = plan
         self._store = store
-        self.me, self.workers = me, workers
-        self._owner = np.array(owners(workers))
-        self._owners = owners(workers)
+        self.me, self.workers = me, max(owners) + 1
+        self._owner = np.array(owners)
+        self._owners = owners
+        self._taken = np.zeros(SLOTS, np.int64)
+        """Records that came in since last asked, by slot."""
         self._slots = Slots()
         lanes = {row[1]: _lane(packed) for row, packed in store.scan(LANE)}
         self._lane = lanes.get(me, Lane())
-        self.lanes = [lane for lane in sorted({me, *lanes}) if lane % workers == me]
+        self.lanes = [lane for lane in sorted({me, *lanes}) if lane % self.workers == me]
         """Its own, and those of workers that are no more."""
         self.marks: dict[str, int] = {}
         for known in lanes.values():
@@ -126,16 +129,15 @@ class Wheel:
         }
         self._counts_of_others = [lanes[lane].counts for lane in self.lanes if lane != me]
         self.stages = {name: self._stage(name) for name in plan.order}
-        mine = [slot for slot in range(SLOTS) if self._owners[slot] == me]
         for name, stage in self.stages.items():
-            stage.load_timers(store.scan, mine)
+            stage.load_timers(store.scan, slots_of(owners, me))
             stage.counts.update(self._lane.counts.get(name, {}))
         self._heard: dict[int, _Floors] = {}
         for row, packed in store.scan(HEARD):
             floors = self._floors(row[1])
             np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
         self._inbox: list[Frame] = []
-        self._unacked: dict[int, dict[tuple[int, int], _Sent]] = {worker: {} for worker in range(workers)}
+        self._unacked: dict[int, dict[tuple[int, int], _Sent]] = {to: {} for to in range(self.workers)}
         for lane in (*self.lanes, *map(weak_lane, self.lanes)):
             for _, packed in store.scan(FRAME + bytes((lane,))):
                 for worker, frame in split_frame(decode_frame(packed), self._slots, self._owners).items():
@@ -233,6 +235,11 @@ class Wheel:
         self._take_early()
         early, self._early = self._early, Early([], [])
         return early
+
+    def taken(self) -> npt.NDArray[np.int64]:
+        """Records that came in since last asked, by slot; of one worker alone nobody counts them."""
+        taken, self._taken = self._taken, np.zeros(SLOTS, np.int64)
+        return taken
 
     @property
     def due(self) -> bool:
@@ -373,8 +380,9 @@ class Wheel:
             if part.input not in self.plan.inputs:
                 continue  # its consumer was removed
             records = part.records
+            slots = self._slots.of(records.names)
+            self._count(slots, records)
             if self._consumer(part.input).exactly_once:
-                slots = self._slots.of(records.names)
                 fresh = floors[slots] < frame.number
                 consumed[slots] = True
                 records = records.of_names(fresh)
@@ -388,6 +396,10 @@ class Wheel:
     def _consumer(self, number: int) -> Node:
         """Of an input."""
         return self.plan.topology.computations[self.plan.inputs[number][0]]
+
+    def _count(self, slots: npt.NDArray[np.int64], records: Records) -> None:
+        """`slots`: of its names."""
+        self._taken += np.bincount(slots[records.codes], minlength=SLOTS)
 
     def _wait(self, number: int, records: Records, again: bool) -> None:
         weak = again and self._consumer(number).productions == "weak"
@@ -424,10 +436,12 @@ class Wheel:
             self._wait(number, records, again)
             return
         weak = again and not consumer.exactly_once
-        owner = self._owner[self._slots.of(records.names)]
+        slots = self._slots.of(records.names)
+        owner = self._owner[slots]
         for worker in np.unique(owner).tolist():
             theirs = records.of_names(owner == worker)
             if worker == self.me and not held:
+                self._count(slots[owner == worker], theirs)
                 self._wait(number, theirs, again)
             else:
                 parts, lows = self._outgoing[weak].setdefault(worker, ([], {}))

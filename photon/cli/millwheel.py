@@ -86,7 +86,7 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
 @click.argument("topology")
 @_WORK
 @click.option("--worker", "me", type=int, required=True)
-@click.option("--workers", type=int, required=True)
+@click.option("--owners", required=True)
 @click.option("--round", "number", type=int, required=True)
 @click.option("--holder", required=True)
 @click.option("--drain", is_flag=True)
@@ -98,7 +98,7 @@ def worker(
     topology: str,
     work: Path,
     me: int,
-    workers: int,
+    owners: str,
     number: int,
     holder: str,
     drain: bool,
@@ -123,7 +123,8 @@ def worker(
         network = network_of(load_settings(config))
         ways = Ways(work, holder, number, lead, tuple(addresses.split(",")), network)
     opened = store_of(work, store, number)
-    Worker(ways, load_topology(topology), me, workers, drain, SystemClock(), opened).run()
+    slots = list(map(int, owners.split(",")))
+    Worker(ways, load_topology(topology), me, slots, drain, SystemClock(), opened).run()
 
 
 @group.command("receiver", hidden=True)
@@ -224,6 +225,9 @@ def status(work: Path, as_json: bool) -> None:
             f"{name:<20} {columns[0]:>12,} {columns[1]:>12,} {counts.get('late', 0):>8,} "
             f"{counts.get('dead_letters', 0):>6,}  {shown}"
         )
+    click.echo(f"\n{'worker':<20} {'busy':>12} {'intervals':>12}")
+    for worker, one in told["processes"].items():
+        click.echo(f"{worker:<20} {one['busy']:>12.0%} {one['slots']:>12}  {one['machine']}".rstrip())
 
 
 @group.command("why")

@@ -9,6 +9,7 @@ from millwheel import links
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lateness import Stragglers
 from millwheel.engine.plan import Plan
+from millwheel.engine.shares import Load, slots_of
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
 from millwheel.links import Link, LostError, pack
@@ -22,9 +23,11 @@ Send = Callable[[Link, int, bytes], None]
 class Master:
     """Of one round and its workers. For one thread. `send`: what it loses, `lost` is told of."""
 
-    def __init__(self, plan: Plan, following: Round, send: Send) -> None:
+    def __init__(self, plan: Plan, following: Round, send: Send, moves: int) -> None:
+        """`moves`: how often slots have moved by load before."""
         self.plan, self.number, self._send = plan, following.number, send
-        self._machines, self._lead = following.workers, following.lead
+        self._machines, self._lead, self._owners = following.workers, following.lead, following.owners
+        self.load = Load(following.owners, following.stores, moves)
         self.authority = Authority(plan.sources, len(self._machines))
         self._stragglers = Stragglers(plan.topology.injectors)
         self._links: dict[int, Link] = {}
@@ -62,6 +65,7 @@ class Master:
                 self._send_all(links.FINISH, b"")
         else:
             self._statuses[said[0]] = said[1]
+            self.load.report(said[0], said[1]["spent"], time.monotonic())
             if self._stragglers.report(said[0], said[1]["late"]):
                 self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
             if kind == links.FINISHED:
@@ -93,6 +97,8 @@ class Master:
         workers = {
             worker: {
                 "machine": self._machines[worker].shown,
+                "slots": len(slots_of(self._owners, worker)),
+                "busy": round(self.load.busy.get(worker, 0.0), 3),
                 **{key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")},
             }
             for worker, status in sorted(self._statuses.items())

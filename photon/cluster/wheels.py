@@ -18,7 +18,7 @@ import msgspec
 from millwheel import links
 from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
-from millwheel.machines import LEASE_S, Alone, Machine, Machines, Round, holder_of, next_round
+from millwheel.machines import LEASE_S, Alone, Machine, Machines, Round, holder_of, next_round, stopping
 from millwheel.push import PushedLogs
 from millwheel.topology import DEAD_LETTERS, Topology, dead_letters, load_topology
 from millwheel.worker import pushed_logs, shared_store
@@ -83,6 +83,8 @@ class WheelRun:
         """Its workers of the round are started."""
         self._stop = self._anew = False
         """It ends; workers start again."""
+        self._moves = 0
+        """Of slots, by load."""
         self._wrong = ""
         """With the store, as it was told."""
         self._trial: Trial | None = None
@@ -180,21 +182,34 @@ class WheelRun:
         knows = 0 if self._master is None else self._master.number
         following = next_round(self._machines.me, self._machines.at, knows, view, self._machines.stores)
         if self._anew and view.round.stage == "running":
-            following = Round(view.round.number + 1, self._machines.me.holder, "stopping")
+            following = stopping(view.round, self._machines.me)
         elif self._master is not None and self._master.finished and knows == view.round.number:
             following = msgspec.structs.replace(view.round, stage="ended", summary=self._master.summary())
+        elif following is None and self._master is not None and view.round.stage == "running":
+            following = self._relieved(view.round, self._master)
         if following is None or self._is_over:
             return False
         self._publish(view.round, following)
         self._anew = False
         return True
 
+    def _relieved(self, now: Round, master: Master) -> Round | None:
+        """Where a worker has much more to do than others."""
+        owners = master.load.better()
+        if owners is None:
+            return None
+        moved = sum(was != will for was, will in zip(now.owners, owners, strict=True))
+        self._tell(f"the load is uneven: {moved} of {SLOTS} key intervals move to other workers")
+        self._moves += 1
+        return stopping(now, self._machines.me, owners)
+
     def _publish(self, former: Round, following: Round) -> None:
         """StorageError, UsageError."""
         self._machines.turned = None  # a large store takes its time
         try:
             if following.stage == "running":
-                master = Master(self._begun.number(self._topology, following.number), following, self._send)
+                plan = self._begun.number(self._topology, following.number)
+                master = Master(plan, following, self._send, self._moves)
                 if self._master is not None:
                     master.authority.restore(self._master.authority.marks)
                 self._master = master
@@ -227,7 +242,7 @@ class WheelRun:
                     arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
                     self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
         lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
-        common = ["--work", str(self._work), "--workers", str(len(now.workers))]
+        common = ["--work", str(self._work), "--owners", ",".join(map(str, now.owners))]
         common += ["--round", str(now.number), "--holder", now.lead]
         common += ["--lead", lead, "--addresses", ",".join(now.addresses)] if lead else []
         common += ["--config", str(self._config)] if self._config is not None else []

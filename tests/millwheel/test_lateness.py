@@ -10,7 +10,8 @@ from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lateness import Lateness, Stragglers
 from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.records import Records, slot_of_key
-from millwheel.engine.store import MemoryStore, owners
+from millwheel.engine.shares import even
+from millwheel.engine.store import MemoryStore
 from millwheel.engine.wheel import Wheel
 from millwheel.errors import TopologyError
 from millwheel.testing import World, oracle, run
@@ -168,9 +169,9 @@ def test_the_oracle_has_no_percentile():
 def test_a_low_watermark_goes_on_while_there_is_always_a_straggler_under_way():
     """Each frame to the other worker has one, and the next leaves before it is acknowledged."""
     plan = Plan(made := topology(99.0), numbered(made, {}))
-    store = MemoryStore().claim([slot for slot, owner in enumerate(owners(2)) if owner == 0], 1)
-    wheel = Wheel(plan, store, 0, 2, 1)
-    theirs = next(key for key in map(str, range(100)) if owners(2)[slot_of_key(key)] == 1)
+    store = MemoryStore().claim([slot for slot, owner in enumerate(even(2)) if owner == 0], 1)
+    wheel = Wheel(plan, store, 0, even(2), 1)
+    theirs = next(key for key in map(str, range(100)) if even(2)[slot_of_key(key)] == 1)
     (read,) = plan.readers["clicks"]
     lows = []
     for number in range(1, 20):

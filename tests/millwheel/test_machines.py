@@ -7,13 +7,15 @@ import threading
 import time
 import uuid
 
+import msgspec
 import pytest
 
 from millwheel import links
 from millwheel import machines as module
-from millwheel.engine.store import keeper, owners
+from millwheel.engine.shares import even
+from millwheel.engine.store import keeper
 from millwheel.errors import ZombieError
-from millwheel.machines import LEASE_S, SKEW_S, Machine, Machines, Member, Round, View, next_round
+from millwheel.machines import LEASE_S, SKEW_S, Machine, Machines, Member, Round, View, next_round, stopping
 from photon.core.clock import SystemClock
 from photon.core.errors import StorageError, UsageError
 from photon.logs.shares import SLOTS
@@ -36,7 +38,8 @@ A, B, C = map(machine, "abc")
 
 
 def led_by(lead, stage, *there, number=7):
-    return Round(number, lead.holder, stage, there)
+    found = Round(number, lead.holder, stage, there)
+    return msgspec.structs.replace(found, owners=even(len(found.workers)) if there else ())
 
 
 def seen(round_, **at):
@@ -46,17 +49,18 @@ def seen(round_, **at):
 def test_who_leads_first_has_all_workers_stop_and_gives_each_machine_its_part_then():
     ended = Round(6, "z", "ended", (C,))
     assert next_round(A, 6, 0, seen(ended, a=6, b=6)) == Round(7, "a", "stopping")
-    stopping = led_by(A, "stopping")
-    assert next_round(A, 6, 0, seen(stopping, a=6, b=7)) is None
-    assert next_round(A, 7, 0, seen(stopping, a=6, b=6)) is None
-    assert next_round(A, 7, 0, seen(stopping, a=6, b=7)) == led_by(A, "running", A, B)
-    assert next_round(A, 7, 0, seen(stopping, a=6)) == led_by(A, "running", A)
+    stops = led_by(A, "stopping")
+    assert next_round(A, 6, 0, seen(stops, a=6, b=7)) is None
+    assert next_round(A, 7, 0, seen(stops, a=6, b=6)) is None
+    assert next_round(A, 7, 0, seen(stops, a=6, b=7)) == led_by(A, "running", A, B)
+    assert next_round(A, 7, 0, seen(stops, a=6)) == led_by(A, "running", A)
 
 
 def test_the_next_round_begins_when_a_machine_has_come_or_gone_or_has_other_workers():
     running = led_by(A, "running", A, B)
     assert next_round(A, 7, 7, seen(running, a=7, b=7)) is None
-    following = Round(8, "a", "stopping")
+    following = stopping(running, A)
+    assert following == Round(8, "a", "stopping", owners=even(2))
     assert next_round(A, 7, 7, seen(running, a=7)) == following
     assert next_round(A, 7, 7, seen(running, a=7, b=7, c=0)) == following
     other = View(True, running, [Member(A, 7), Member(machine("b", workers=2), 7)])
@@ -64,8 +68,9 @@ def test_the_next_round_begins_when_a_machine_has_come_or_gone_or_has_other_work
 
 
 def test_who_takes_over_and_who_started_again_knows_no_workers_so_another_round_begins():
-    assert next_round(B, 7, 0, seen(led_by(A, "running", A, B), a=7, b=7)) == Round(8, "b", "stopping")
-    assert next_round(A, 7, 0, seen(led_by(A, "running", A, B), a=7, b=7)) == Round(8, "a", "stopping")
+    running = led_by(A, "running", A, B)
+    assert next_round(B, 7, 0, seen(running, a=7, b=7)) == stopping(running, B)
+    assert next_round(A, 7, 0, seen(running, a=7, b=7)) == stopping(running, A)
     assert next_round(B, 7, 0, seen(led_by(A, "stopping"), a=7, b=7)) == Round(8, "b", "stopping")
 
 
@@ -90,7 +95,7 @@ def test_workers_are_numbered_by_machine_and_have_the_ports_behind_its_own():
 def test_each_store_has_as_many_workers_and_so_a_slot_never_changes_its_store(asked, stores, workers):
     round_ = Round(1, "a", "running", (machine("a", asked, "one:7000"),), stores=stores)
     assert len(round_.workers) == len({*round_.addresses}) == workers
-    assert all(owner % stores == slot % stores for slot, owner in enumerate(owners(workers)))
+    assert all(owner % stores == slot % stores for slot, owner in enumerate(even(workers)))
     assert all(keeper(lane, workers) % stores == lane % stores for lane in range(SLOTS))
 
 

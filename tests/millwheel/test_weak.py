@@ -11,7 +11,8 @@ import pytest
 from millwheel import TopologyError
 from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.records import Frame, Part, Records, coded, decode_frame, encode_frame, slot_of_key
-from millwheel.engine.store import FRAME, HEARD, MemoryStore, owners, weak_lane
+from millwheel.engine.shares import even
+from millwheel.engine.store import FRAME, HEARD, MemoryStore, weak_lane
 from millwheel.engine.weak import STRAGGLER_US, UnderWay
 from millwheel.engine.wheel import Wheel
 from millwheel.testing import World, in_order, oracle, run
@@ -162,11 +163,11 @@ class Middle:
     def __init__(self):
         made = weak_stages()
         self.plan = Plan(made, numbered(made, {}))
-        slots = [slot for slot, owner in enumerate(owners(3)) if owner == 1]
+        slots = [slot for slot, owner in enumerate(even(3)) if owner == 1]
         self.store = MemoryStore().claim(slots, 1)
-        self.wheel = Wheel(self.plan, self.store, 1, 3, 1)
-        mine = (key for key in map(str, range(9_999)) if owners(3)[slot_of_key(key)] == 1)
-        self.key = next(key for key in mine if owners(3)[slot_of_key(f"ann-{key}")] == 2)
+        self.wheel = Wheel(self.plan, self.store, 1, even(3), 1)
+        mine = (key for key in map(str, range(9_999)) if even(3)[slot_of_key(key)] == 1)
+        self.key = next(key for key in mine if even(3)[slot_of_key(f"ann-{key}")] == 2)
 
     def receive(self, number):
         record = Records(*coded([self.key]), np.zeros(1, np.int64), [{"user": "ann", "id": self.key}])
@@ -195,7 +196,7 @@ def test_a_straggler_is_committed_after_a_second_and_then_its_cause_is_acknowled
     assert middle.store.rows == {}
     _, rows, acks = middle.turn(now=100 + STRAGGLER_US)
     assert (len(rows), acks) == (1, {weak_lane(0): 7})
-    after = Wheel(middle.plan, middle.store.claim(middle.store._mine, 2), 1, 3, 2)
+    after = Wheel(middle.plan, middle.store.claim(middle.store._mine, 2), 1, even(3), 2)
     assert [again.number for again in after.frames_for(2)] == [frame.number]
     after.acked(2, frame.lane, frame.number)
     middle.store.rows.clear()

@@ -5,6 +5,7 @@ A worker's wall clock is CLOCK_OFF_S seconds off; a receiver's files are of PUSH
 
 import os
 import sys
+import time
 
 from millwheel import Computation, Input, Logs, LogSink, Push, Stream, Topology, node, push
 from millwheel.ready import WindowCounts, Zeitgeist
@@ -43,12 +44,20 @@ class Totals(Computation[dict]):
         ctx.forget()
 
 
-def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what", **sinks):
+class SlowCounts(Counts):
+    """A millisecond each."""
+
+    def process_record(self, record, ctx):
+        time.sleep(0.001)
+        super().process_record(record, ctx)
+
+
+def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what", counts=Counts, **sinks):
     return Topology(
         {"clicks": clicks},
         {
             "windows": node(
-                Counts(), Input("clicks", key="user", value=value), Stream("counts"), late="dead-letter"
+                counts(), Input("clicks", key="user", value=value), Stream("counts"), late="dead-letter"
             ),
             "totals": node(
                 Totals(),
@@ -62,6 +71,7 @@ def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what", **
 
 
 TOPOLOGY = two_stages()
+SLOW = two_stages(counts=SlowCounts)
 WHOLE_LINES = two_stages(value="*")
 PERCENTILE = two_stages(Logs("logs/*.jsonl", "ts", lateness_s=3600, percentile=99))
 
