@@ -27,10 +27,10 @@ from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
 
-LEASE_S: Final = 5.0
-SKEW_S: Final = 1.0
+LEASE_S: Final = 3.0
+SKEW_S: Final = 0.5
 """Clocks of two servers, one of which takes over from the other, may differ by less."""
-RENEW_S: Final = 1.0
+RENEW_S: Final = 0.5
 HURRY_S: Final = 0.1
 """The same while workers are to stop."""
 STANDS_STILL_S: Final = 15.0
