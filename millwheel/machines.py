@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from millwheel.engine.shares import even
+from millwheel.engine.shares import Shares, fitting
 from photon.core.addresses import joined, split
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, storage_errors, write_file
@@ -49,8 +49,8 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Round(msgspec.Struct, frozen=True, array_like=True):
-    """`machines`: who computes, once all workers of the round before have stopped. `owners`: the worker of
-    each slot, in a round that has them, or as it is to be if the next one has as many workers."""
+    """`machines`: who computes, once all workers of the round before have stopped. `shares`: of one that has
+    none, those of the round before, or what who leads wants instead."""
 
     number: int = 0
     lead: str = ""
@@ -59,7 +59,7 @@ class Round(msgspec.Struct, frozen=True, array_like=True):
     summary: dict[str, Any] = {}
     """Of one that has ended."""
     stores: int = 1
-    owners: tuple[int, ...] = ()
+    shares: Shares = Shares()
 
     @property
     def workers(self) -> list[Machine]:
@@ -141,17 +141,15 @@ def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) ->
         if at < now.number or any(member.at < now.number for member in others):
             return None
         running = Round(now.number, me.holder, "running", there, stores=stores)
-        workers = len(running.workers)
-        owners = now.owners if set(now.owners) == set(range(workers)) else even(workers)
-        return msgspec.structs.replace(running, owners=owners)
+        return msgspec.structs.replace(running, shares=fitting(now.shares, len(running.workers), stores))
     if now.stage == "running" and now.number == knows and now.machines == there:
         return None
     return stopping(now, me)
 
 
-def stopping(now: Round, me: Machine, owners: Sequence[int] = ()) -> Round:
-    """The round after, for which all stop. `owners`: the worker of each slot from then on, if others."""
-    return Round(now.number + 1, me.holder, "stopping", owners=tuple(owners) or now.owners)
+def stopping(now: Round, me: Machine, shares: Shares | None = None) -> Round:
+    """The round after, for which all stop. `shares`: from then on, if others."""
+    return Round(now.number + 1, me.holder, "stopping", shares=shares or now.shares)
 
 
 class Alone:

@@ -23,7 +23,7 @@ from millwheel.engine.lateness import Lateness
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import Frame, decode_frame, encode_frame
-from millwheel.engine.shares import slots_of
+from millwheel.engine.shares import Work, slots_of
 from millwheel.engine.store import keeper, lateness_row, sink_row
 from millwheel.engine.wheel import Lines, Wheel
 from millwheel.errors import ZombieError
@@ -81,7 +81,9 @@ class Worker:
         self._sequencer = self._store.claim(slots, me, workers)
         self._wheel = Wheel(self._plan, self._store, me, owners, self._sequencer)
         self._spent = np.zeros(SLOTS)
-        """Seconds, for each slot: to read its logs and to compute with its records."""
+        """Seconds, for each slot: to read its logs, and by its records and timers of the rest."""
+        self._reading = self._worked = 0.0
+        """Seconds: in this turn, and in all so far."""
         self._selector = selectors.DefaultSelector()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._news, selectors.EVENT_READ)
@@ -123,15 +125,25 @@ class Worker:
             while not self._stopping:
                 self._poll()
                 if self._may_go_on:
+                    began = self._clock.monotonic()
                     if self._sinks is None:
                         self._sinks = self._open_sinks()
                     self._look()
                     self._commit()
                     self._tell()
+                    self._account(self._clock.monotonic() - began)
         finally:
             self._thread.shutdown(wait=True)
             for source in self._sources:
                 source.close()
+
+    def _account(self, seconds: float) -> None:
+        """Of a turn, for who says which worker has which slots."""
+        work = self._wheel.work()
+        if (all_work := int(work.sum())) > 0:
+            self._spent += work * ((seconds - self._reading) / all_work)
+        self._worked += seconds
+        self._reading = 0.0
 
     def _stop(self) -> None:
         self._stopping = True
@@ -211,14 +223,12 @@ class Worker:
                     self._more = True
                     self._chunks += 1
                     self._wheel.inject(source.name, found.records, found.positions, found.letters)
-                    self._spent[found.slot] += self._clock.monotonic() - began
+                    took = self._clock.monotonic() - began
+                    self._spent[found.slot] += took
+                    self._reading += took
             else:
                 self._more = True
-        began = self._clock.monotonic()
         self._wheel.turn(self._clock.now_us())
-        taken = self._wheel.taken()
-        if (all_taken := taken.sum()) > 0:
-            self._spent += taken * ((self._clock.monotonic() - began) / all_taken)
         self._hand_on(*self._wheel.early())
         for source in self._sources:
             self._wheel.bound(source.name, source.bound())
@@ -429,7 +439,7 @@ class Worker:
                 why[source.name] |= source.why()
         late = {source.name: late for source in self._sources if (late := source.late()) is not None}
         told = {"why": why, "late": late, "pid": os.getpid(), "sequencer": self._sequencer}
-        told["spent"] = self._spent.tolist()
+        told["work"] = Work(self._clock.monotonic(), self._worked, self._spent.tolist())
         return {**self._wheel.status(), **told}
 
     # At the start

@@ -1,13 +1,15 @@
 """Which worker has which slot: at first all have as many; later it goes by the load of each (paper 7.1).
 
-A worker says how long it was busy with each of its slots. Over a window, that is what a slot weighs; slots
-move when the busiest worker would have much less to do. All workers stop for a moment when they do, so the
-windows become longer with each move: slots do not move for ever where that helps nobody.
+A worker says how long it was busy, and with which of its slots. Over a window, that is what a slot weighs;
+slots move when a busy worker would have much less to do, and nobody as much as it had. All workers stop for a
+moment when they do. So the next window is twice as long, and becomes shorter again with each in which slots
+could stay: they do not move for ever where that helps nobody.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,10 +20,27 @@ WINDOW_S_MAX: Final = 3600.0
 BUSY_MIN: Final = 0.5
 """Of its time: a worker that has less to do loses nothing."""
 GAIN_MIN: Final = 0.25
-"""By so much, of its load, the busiest worker must be relieved."""
+"""By so much, of its load, a worker must be relieved."""
 
 Seconds = npt.NDArray[np.float64]
 """SLOTS of them."""
+
+
+class Shares(msgspec.Struct, frozen=True, array_like=True):
+    """`owners`: the worker of each slot. `loads`: of each slot, when they were last moved. `window_s`: of the
+    first window from then on."""
+
+    owners: tuple[int, ...] = ()
+    loads: tuple[float, ...] = ()
+    window_s: float = WINDOW_S
+
+
+class Work(NamedTuple):
+    """What a worker has done since it began, by its own clock: seconds in all, and for each slot."""
+
+    at: float
+    busy: float
+    spent: Sequence[float]
 
 
 def even(workers: int) -> tuple[int, ...]:
@@ -38,66 +57,85 @@ def load_of(owners: Sequence[int], loads: Seconds) -> Seconds:
     return np.bincount(owners, loads, max(owners) + 1).astype(np.float64)
 
 
+def fitting(shares: Shares, workers: int, stores: int = 1) -> Shares:
+    """As they are for so many workers, or made anew by what is known of the load."""
+    if set(shares.owners) == set(range(workers)):
+        return shares
+    owners = even(workers)
+    if shares.loads:
+        owners = balanced(owners, np.array(shares.loads), stores)
+    return Shares(owners, shares.loads)
+
+
 def balanced(owners: Sequence[int], loads: Seconds, stores: int = 1) -> tuple[int, ...]:
     """With slots moved, as few as it takes, from workers with much load to those with less. Each keeps one,
     and with several stores a slot stays in its own, of which every so manieth worker is."""
     moved = list(owners)
-    workers = np.arange(max(owners) + 1)
     of_worker = load_of(owners, loads)
     for store in range(stores):
-        there = workers[workers % stores == store]
-        while True:
-            most, least = there[of_worker[there].argmax()], there[of_worker[there].argmin()]
+        there = list(range(store, len(of_worker), stores))
+        while len(there) > 1:
+            most, least = max(there, key=of_worker.__getitem__), min(there, key=of_worker.__getitem__)
             apart = of_worker[most] - of_worker[least]
             mine = slots_of(moved, most)
-            slot = min(mine, key=lambda slot: abs(loads[slot] - apart / 2))
-            # With less, the two would only change places.
-            if len(mine) == 1 or not 0.02 * apart < loads[slot] < 0.98 * apart:
-                break
-            moved[slot] = int(least)
-            of_worker[most] -= loads[slot]
-            of_worker[least] += loads[slot]
+            slot = mine[int(np.abs(loads[mine] - apart / 2).argmin())]
+            # With more than that the two would only change places.
+            if len(mine) > 1 and 0.02 * apart < loads[slot] < 0.98 * apart:
+                moved[slot] = least
+                of_worker[most] -= loads[slot]
+                of_worker[least] += loads[slot]
+            else:
+                there.remove(most)  # nothing relieves it
     return tuple(moved)
 
 
 class Load:
-    """How busy the workers of a round are, and with what. Times in seconds."""
+    """How busy the workers of a round are, and with what."""
 
-    def __init__(self, owners: Sequence[int], stores: int = 1, moves: int = 0) -> None:
-        """`moves`: that there were before."""
-        self._owners, self._stores = tuple(owners), stores
-        self._window_s = min(WINDOW_S * 2**moves, WINDOW_S_MAX)
-        self._told: dict[int, tuple[float, Seconds]] = {}
-        self._window: dict[int, tuple[float, Seconds]] = {}
+    def __init__(self, shares: Shares, stores: int = 1) -> None:
+        self._owners, self._stores, self._window_s = shares.owners, stores, shares.window_s
+        self._told: dict[int, Work] = {}
+        self._window: dict[int, Work] = {}
         """What had been told when it began; a turn may be long, so each worker has a window of its own."""
         self.busy: dict[int, float] = {}
         """Of its time, each worker, lately."""
 
-    def report(self, worker: int, spent: Sequence[float], now: float) -> None:
-        """`spent`: on each slot, since the worker began."""
-        told = np.array(spent, np.float64)
-        before, so_far = self._told.get(worker, (now, told))
-        if (told < so_far).any():  # it has begun again
-            self._window = {}
-        elif now > before:
-            self.busy[worker] = float((told - so_far).sum()) / (now - before)
-        self._told[worker] = now, told
+    def begins(self, worker: int) -> None:
+        """Again, or for the first time."""
+        for known in (self._told, self.busy):
+            known.pop(worker, None)
+        self._window = {}
 
-    def better(self) -> tuple[int, ...] | None:
-        """Who should have each slot, if a window is over in which that would have paid."""
+    def report(self, worker: int, work: Work) -> None:
+        before = self._told.get(worker)
+        if before is not None and work.at > before.at:
+            self.busy[worker] = (work.busy - before.busy) / (work.at - before.at)
+        self._told[worker] = work
+
+    def better(self) -> Shares | None:
+        """If a window is over in which other shares would have paid."""
         if len(self._told) <= max(self._owners):
             return None
         if not self._window:
             self._window = dict(self._told)
         loads = np.zeros(SLOTS)
-        for worker, (now, told) in self._told.items():
-            began, so_far = self._window[worker]
-            if now < began + self._window_s:
+        for worker, told in self._told.items():
+            first = self._window[worker]
+            if told.at < first.at + self._window_s:
                 return None
-            loads += (told - so_far) / (now - began)
+            spent = np.subtract(told.spent, first.spent)
+            if spent.any():  # with what else it was busy, commits for instance, it was for these
+                loads += spent * ((told.busy - first.busy) / spent.sum() / (told.at - first.at))
         self._window = dict(self._told)
-        busiest = load_of(self._owners, loads).max()
-        if busiest < BUSY_MIN:
-            return None
-        moved = balanced(self._owners, loads, self._stores)
-        return moved if load_of(moved, loads).max() <= (1 - GAIN_MIN) * busiest else None
+        owners = balanced(self._owners, loads, self._stores)
+        if pays(load_of(self._owners, loads), load_of(owners, loads)):
+            return Shares(owners, tuple(loads.tolist()), min(2 * self._window_s, WINDOW_S_MAX))
+        self._window_s = max(self._window_s / 2, WINDOW_S)
+        return None
+
+
+def pays(before: Seconds, after: Seconds) -> bool:
+    """Loads of workers: whether a busy one is relieved, and nobody who gets more has as much as it had."""
+    limit = (1 - GAIN_MIN) * before
+    most = after[after > before].max(initial=0.0)
+    return bool(((before >= BUSY_MIN) & (after <= limit) & (most <= limit)).any())

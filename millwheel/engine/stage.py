@@ -29,6 +29,7 @@ from millwheel.engine.store import (
 )
 from millwheel.topology import decoder_of
 from photon.core.errors import PhotonError
+from photon.logs.shares import SLOTS
 
 CACHED_KEYS: Final = 200_000
 """Of one stage; those of the current commit come on top."""
@@ -77,6 +78,8 @@ class Stage:
         self.outputs: list[Output] = []
         self.dead: list[dict[str, Any]] = []
         self.counts = dict.fromkeys(("records", "timers", "late", "dropped", "dead_letters", "produced"), 0)
+        self.work = np.zeros(SLOTS, np.int64)
+        """Records and timers of each slot that came since the worker last asked."""
         self.low_watermark = BEFORE
         self.now = 0
         self.streams = {stream.name for stream in self.node.streams}
@@ -109,6 +112,7 @@ class Stage:
     def process(self, number: int, records: Records) -> None:
         """Records for the input of this number."""
         self.counts["records"] += len(records)
+        self.work += np.bincount(self._slots.of(records.names)[records.codes], minlength=SLOTS)
         late = records.times < self.low_watermark
         if late.any():
             self.counts["late"] += int(late.sum())
@@ -126,6 +130,7 @@ class Stage:
             if firing:
                 fired += len(firing)
                 self.counts["timers"] += len(firing)
+                self.work += np.bincount(self._slots.of([one.key for one in firing]), minlength=SLOTS)
                 self._fire(clock, firing)
         return fired
 

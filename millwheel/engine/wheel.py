@@ -109,8 +109,6 @@ class Wheel:
         self.me, self.workers = me, max(owners) + 1
         self._owner = np.array(owners)
         self._owners = owners
-        self._taken = np.zeros(SLOTS, np.int64)
-        """Records that came in since last asked, by slot."""
         self._slots = Slots()
         lanes = {row[1]: _lane(packed) for row, packed in store.scan(LANE)}
         self._lane = lanes.get(me, Lane())
@@ -236,10 +234,13 @@ class Wheel:
         early, self._early = self._early, Early([], [])
         return early
 
-    def taken(self) -> npt.NDArray[np.int64]:
-        """Records that came in since last asked, by slot; of one worker alone nobody counts them."""
-        taken, self._taken = self._taken, np.zeros(SLOTS, np.int64)
-        return taken
+    def work(self) -> npt.NDArray[np.int64]:
+        """Records and timers of each slot since last asked, of all stages."""
+        work = np.zeros(SLOTS, np.int64)
+        for stage in self.stages.values():
+            work += stage.work
+            stage.work[:] = 0
+        return work
 
     @property
     def due(self) -> bool:
@@ -380,9 +381,8 @@ class Wheel:
             if part.input not in self.plan.inputs:
                 continue  # its consumer was removed
             records = part.records
-            slots = self._slots.of(records.names)
-            self._count(slots, records)
             if self._consumer(part.input).exactly_once:
+                slots = self._slots.of(records.names)
                 fresh = floors[slots] < frame.number
                 consumed[slots] = True
                 records = records.of_names(fresh)
@@ -396,10 +396,6 @@ class Wheel:
     def _consumer(self, number: int) -> Node:
         """Of an input."""
         return self.plan.topology.computations[self.plan.inputs[number][0]]
-
-    def _count(self, slots: npt.NDArray[np.int64], records: Records) -> None:
-        """`slots`: of its names."""
-        self._taken += np.bincount(slots[records.codes], minlength=SLOTS)
 
     def _wait(self, number: int, records: Records, again: bool) -> None:
         weak = again and self._consumer(number).productions == "weak"
@@ -436,12 +432,10 @@ class Wheel:
             self._wait(number, records, again)
             return
         weak = again and not consumer.exactly_once
-        slots = self._slots.of(records.names)
-        owner = self._owner[slots]
+        owner = self._owner[self._slots.of(records.names)]
         for worker in np.unique(owner).tolist():
             theirs = records.of_names(owner == worker)
             if worker == self.me and not held:
-                self._count(slots[owner == worker], theirs)
                 self._wait(number, theirs, again)
             else:
                 parts, lows = self._outgoing[weak].setdefault(worker, ([], {}))

@@ -9,7 +9,7 @@ from millwheel import links
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lateness import Stragglers
 from millwheel.engine.plan import Plan
-from millwheel.engine.shares import Load, slots_of
+from millwheel.engine.shares import Load, Shares, Work, slots_of
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
 from millwheel.links import Link, LostError, pack
@@ -23,11 +23,11 @@ Send = Callable[[Link, int, bytes], None]
 class Master:
     """Of one round and its workers. For one thread. `send`: what it loses, `lost` is told of."""
 
-    def __init__(self, plan: Plan, following: Round, send: Send, moves: int) -> None:
-        """`moves`: how often slots have moved by load before."""
+    def __init__(self, plan: Plan, following: Round, send: Send) -> None:
         self.plan, self.number, self._send = plan, following.number, send
-        self._machines, self._lead, self._owners = following.workers, following.lead, following.owners
-        self.load = Load(following.owners, following.stores, moves)
+        self._machines, self._lead = following.workers, following.lead
+        self._owners = following.shares.owners
+        self._load = Load(following.shares, following.stores)
         self.authority = Authority(plan.sources, len(self._machines))
         self._stragglers = Stragglers(plan.topology.injectors)
         self._links: dict[int, Link] = {}
@@ -49,6 +49,7 @@ class Master:
                 raise LostError
             link.known = True
             self.authority.begins(worker, sequencer)
+            self._load.begins(worker)
             self._links[worker] = link
             self.authority.restore(marks)
             self._send_all(links.MARKS, pack(self.authority.marks))
@@ -65,11 +66,15 @@ class Master:
                 self._send_all(links.FINISH, b"")
         else:
             self._statuses[said[0]] = said[1]
-            self.load.report(said[0], said[1]["spent"], time.monotonic())
+            self._load.report(said[0], Work(*said[1]["work"]))
             if self._stragglers.report(said[0], said[1]["late"]):
                 self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
             if kind == links.FINISHED:
                 self._finished.add(said[0])
+
+    def better(self) -> Shares | None:
+        """Where it pays to move slots, and there is more to do."""
+        return None if self._ended else self._load.better()
 
     def lost(self, link: Link) -> None:
         self._links = {worker: known for worker, known in self._links.items() if known is not link}
@@ -98,7 +103,7 @@ class Master:
             worker: {
                 "machine": self._machines[worker].shown,
                 "slots": len(slots_of(self._owners, worker)),
-                "busy": round(self.load.busy.get(worker, 0.0), 3),
+                "busy": round(self._load.busy.get(worker, 0.0), 3),
                 **{key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")},
             }
             for worker, status in sorted(self._statuses.items())

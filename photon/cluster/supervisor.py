@@ -144,6 +144,8 @@ class Supervisor:
         self._launcher = FreshLauncher() if launcher is None else launcher
         log_directory.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, Child] = {}
+        self._restarts = 0
+        """Of those that were stopped since."""
         self._look_at_logs = float("-inf")
         self.notices: list[str] = []
         """What died and why, in a line each; the caller takes them."""
@@ -198,7 +200,7 @@ class Supervisor:
             child.held, child.failures, child.restart_at = False, 0, 0.0
 
     def restarts(self) -> int:
-        return sum(child.restarts for child in self.children.values())
+        return self._restarts + sum(child.restarts for child in self.children.values())
 
     def stop(self, names: Sequence[str], grace_s: float = 10.0) -> None:
         """SIGTERM, SIGKILL for what is left after `grace_s`; returns when all of these are gone."""
@@ -214,7 +216,8 @@ class Supervisor:
                 process.kill()
                 process.wait()
         for name in names:  # not earlier: who interrupts this wants them killed
-            self.children.pop(name, None)
+            child = self.children.pop(name, None)
+            self._restarts += child.restarts if child else 0
 
     def kill(self) -> None:
         """SIGKILL everything at once. Every process can take it."""

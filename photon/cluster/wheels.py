@@ -5,6 +5,7 @@ again; one whose heartbeat stops is killed first, so that nobody waits for what 
 """
 
 import contextlib
+import operator
 import selectors
 import signal
 import socket
@@ -83,13 +84,9 @@ class WheelRun:
         """Its workers of the round are started."""
         self._stop = self._anew = False
         """It ends; workers start again."""
-        self._moves = 0
-        """Of slots, by load."""
         self._wrong = ""
         """With the store, as it was told."""
         self._trial: Trial | None = None
-        self._restarts = 0
-        """Of workers that were stopped since."""
         self._began = time.monotonic()
         self._machines: Machines | Alone = Alone(workers)
         self._lock = DirectoryLock(work)
@@ -123,7 +120,7 @@ class WheelRun:
             try:
                 while not self._stop and not self._is_over:
                     self._turn()
-                self._stop_workers(_STOP_S)
+                self._supervisor.stop(list(self._supervisor.children), _STOP_S)
             finally:
                 self._supervisor.kill()
                 if self._trial is not None:
@@ -137,7 +134,7 @@ class WheelRun:
             "seconds": round(time.monotonic() - self._began, 3),
             "workers": len(now.workers),
             "ended": False,
-            "restarts": self._restarts + self._supervisor.restarts(),
+            "restarts": self._supervisor.restarts(),
             "dead_letters": 0,
             "counts": {},
             **told,
@@ -171,7 +168,7 @@ class WheelRun:
         anything was to be done. PhotonError, StorageError, UsageError."""
         view = self._machines.view
         if view.round.number != self._machines.at:
-            self._stop_workers(_MOVE_S)
+            self._stop_workers(_MOVE_S if self._machines.me.address else _STOP_S)
             self._machines.stopped(view.round.number)
             return True
         if not view.leads:
@@ -186,22 +183,13 @@ class WheelRun:
         elif self._master is not None and self._master.finished and knows == view.round.number:
             following = msgspec.structs.replace(view.round, stage="ended", summary=self._master.summary())
         elif following is None and self._master is not None and view.round.stage == "running":
-            following = self._relieved(view.round, self._master)
+            shares = self._master.better()
+            following = None if shares is None else stopping(view.round, self._machines.me, shares)
         if following is None or self._is_over:
             return False
         self._publish(view.round, following)
         self._anew = False
         return True
-
-    def _relieved(self, now: Round, master: Master) -> Round | None:
-        """Where a worker has much more to do than others."""
-        owners = master.load.better()
-        if owners is None:
-            return None
-        moved = sum(was != will for was, will in zip(now.owners, owners, strict=True))
-        self._tell(f"the load is uneven: {moved} of {SLOTS} key intervals move to other workers")
-        self._moves += 1
-        return stopping(now, self._machines.me, owners)
 
     def _publish(self, former: Round, following: Round) -> None:
         """StorageError, UsageError."""
@@ -209,7 +197,7 @@ class WheelRun:
         try:
             if following.stage == "running":
                 plan = self._begun.number(self._topology, following.number)
-                master = Master(plan, following, self._send, self._moves)
+                master = Master(plan, following, self._send)
                 if self._master is not None:
                     master.authority.restore(self._master.authority.marks)
                 self._master = master
@@ -218,6 +206,9 @@ class WheelRun:
             elif self._master is None and following.number > 1:
                 self._reload()
             self._machines.publish(former, following)
+            if following.stage == "stopping" and following.shares != former.shares:
+                moved = sum(map(operator.ne, former.shares.owners, following.shares.owners))
+                self._tell(f"the load is uneven: {moved} of {SLOTS} key intervals move to other workers")
         except ZombieError:
             self._master = None
             self._machines.deposed()
@@ -235,14 +226,14 @@ class WheelRun:
             raise UsageError(f"this run has {now.stores} stores: give the same --store on all machines")
         self._computes = True
         for name, injector in self._topology.injectors.items():
-            if injector.listen:
+            if injector.listen and f"receiver-{name}" not in self._supervisor.children:
                 # Before anybody looks: what was pushed in time must not come late because of a crash.
                 PushedLogs(pushed_logs(self._work, name), SystemClock()).close()
                 if self._follow:
                     arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
                     self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
         lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
-        common = ["--work", str(self._work), "--owners", ",".join(map(str, now.owners))]
+        common = ["--work", str(self._work), "--owners", ",".join(map(str, now.shares.owners))]
         common += ["--round", str(now.number), "--holder", now.lead]
         common += ["--lead", lead, "--addresses", ",".join(now.addresses)] if lead else []
         common += ["--config", str(self._config)] if self._config is not None else []
@@ -254,8 +245,9 @@ class WheelRun:
                 self._supervisor.start(f"worker-{worker}", arguments)
 
     def _stop_workers(self, grace_s: float) -> None:
-        self._restarts += self._supervisor.restarts()
-        self._supervisor.stop(list(self._supervisor.children), grace_s)
+        """Receivers go on: who pushes does not wait for a round."""
+        workers = [name for name in self._supervisor.children if name.startswith("worker-")]
+        self._supervisor.stop(workers, grace_s)
         self._beats.clear()
         self._computes = False
 
@@ -411,6 +403,8 @@ class WheelRun:
         self._tell_asker(trial.asker, wrong)
         if topology is not None:  # by workers that import it
             self._tell("new code: the workers start again")
+            receivers = [name for name in self._supervisor.children if name.startswith("receiver-")]
+            self._supervisor.stop(receivers, _STOP_S)
             self._topology, self._anew = topology, True
 
     def _tell_asker(self, asker: Link, wrong: str) -> None:

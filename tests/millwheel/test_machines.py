@@ -12,7 +12,7 @@ import pytest
 
 from millwheel import links
 from millwheel import machines as module
-from millwheel.engine.shares import even
+from millwheel.engine.shares import Shares, even, fitting
 from millwheel.engine.store import keeper
 from millwheel.errors import ZombieError
 from millwheel.machines import LEASE_S, SKEW_S, Machine, Machines, Member, Round, View, next_round, stopping
@@ -39,7 +39,7 @@ A, B, C = map(machine, "abc")
 
 def led_by(lead, stage, *there, number=7):
     found = Round(number, lead.holder, stage, there)
-    return msgspec.structs.replace(found, owners=even(len(found.workers)) if there else ())
+    return msgspec.structs.replace(found, shares=fitting(Shares(), len(found.workers)) if there else Shares())
 
 
 def seen(round_, **at):
@@ -60,7 +60,7 @@ def test_the_next_round_begins_when_a_machine_has_come_or_gone_or_has_other_work
     running = led_by(A, "running", A, B)
     assert next_round(A, 7, 7, seen(running, a=7, b=7)) is None
     following = stopping(running, A)
-    assert following == Round(8, "a", "stopping", owners=even(2))
+    assert following == Round(8, "a", "stopping", shares=Shares(even(2)))
     assert next_round(A, 7, 7, seen(running, a=7)) == following
     assert next_round(A, 7, 7, seen(running, a=7, b=7, c=0)) == following
     other = View(True, running, [Member(A, 7), Member(machine("b", workers=2), 7)])
