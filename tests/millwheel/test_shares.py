@@ -1,6 +1,7 @@
 """Slots move from workers with much to do to those with less (paper 7.1)."""
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -186,13 +187,18 @@ def test_timers_count_as_records_do():
     assert (found[slot], found[other], found.sum()) == (1, 2, 3)
 
 
+def on_one_worker(count):
+    """Clicks of keys that the first of two workers has, in the order of their times."""
+    names = [name for name in map(str, range(1000)) if slot_of_key(name) % 2 == 0][:50]
+    lines = clicks(random.Random(7), count, users=len(names), seconds=60)
+    users = {user: names[row] for row, user in enumerate(sorted({line["user"] for line in lines}))}
+    return sorted(({**line, "user": users[line["user"]]} for line in lines), key=lambda line: line["ts"])
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_worker_with_nearly_all_of_the_load_hands_half_of_it_over_and_no_count_changes(system):
-    names = [name for name in map(str, range(1000)) if slot_of_key(name) % 2 == 0][:50]
-    lines = clicks(random.Random(7), 60_000, users=len(names), seconds=60)
-    users = {user: names[row] for row, user in enumerate(sorted({line["user"] for line in lines}))}
-    lines = sorted(({**line, "user": users[line["user"]]} for line in lines), key=lambda line: line["ts"])
+    lines = on_one_worker(60_000)
     for file in range(2):
         system.write(f"{file}.jsonl", lines[file::2])
     run = system.start("--workers", "2", name="tests.millwheel.topologies:SLOW")
@@ -203,3 +209,19 @@ def test_a_worker_with_nearly_all_of_the_load_hands_half_of_it_over_and_no_count
     assert run.returncode == 0, errors
     assert "key intervals move to other workers" in errors
     system.check(lines)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_who_pushes_does_not_notice_that_slots_move(system, tmp_path):
+    told = tmp_path / "told"
+    system.start("--workers", "2", "--follow", name="tests.millwheel.topologies:PUSHED_SLOW", told=told)
+    wait_until(lambda: system.workers(b"receiver"))
+    receivers, workers = (system.workers(kind) for kind in (b"receiver", b"worker"))
+    now = time.time_ns() // 1_000  # what is hours old would be late
+    system.write("a.jsonl", [{**line, "ts": now + line["ts"]} for line in on_one_worker(60_000)])
+    wait_until(lambda: system.push(system.listen, tmp_path / "logs" / "a.jsonl"))
+    wait_until(lambda: "key intervals move" in told.read_text())
+    wait_until(lambda: len({*system.workers()} - {*workers}) == 2)
+    assert system.workers(b"receiver") == receivers
+    assert system.status()["restarts"] == 0

@@ -100,6 +100,7 @@ HELD = two_stages(
 )
 """As well by what was written."""
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
+PUSHED_SLOW = two_stages(PUSHED.injectors["clicks"], counts=SlowCounts)
 
 
 class Relay(Computation):
