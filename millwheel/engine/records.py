@@ -233,12 +233,12 @@ encode_frame: Final = msgspec.msgpack.Encoder().encode
 decode_frame: Final = msgspec.msgpack.Decoder(Frame).decode
 
 
-def split_frame(frame: Frame, slots: Slots, owner: Sequence[int]) -> dict[int, Frame]:
+def split_frame(frame: Frame, slots: Slots, owner: npt.NDArray[np.int64]) -> dict[int, Frame]:
     """The frame by the workers that own its keys now."""
     split: dict[int, list[Part]] = {}
     for part in frame.parts:
         records = part.records
-        owners = np.array(owner)[slots.of(records.names)]
+        owners = owner[slots.of(records.names)]
         for worker in np.unique(owners).tolist():
             mine = Part.of(part.input, records.of_names(owners == worker))
             split.setdefault(worker, []).append(mine)

@@ -107,8 +107,7 @@ class Wheel:
         self.plan = plan
         self._store = store
         self.me, self.workers = me, max(owners) + 1
-        self._owner = np.array(owners)
-        self._owners = owners
+        self._owners = np.array(owners)
         self._slots = Slots()
         lanes = {row[1]: _lane(packed) for row, packed in store.scan(LANE)}
         self._lane = lanes.get(me, Lane())
@@ -432,7 +431,7 @@ class Wheel:
             self._wait(number, records, again)
             return
         weak = again and not consumer.exactly_once
-        owner = self._owner[self._slots.of(records.names)]
+        owner = self._owners[self._slots.of(records.names)]
         for worker in np.unique(owner).tolist():
             theirs = records.of_names(owner == worker)
             if worker == self.me and not held:
