@@ -27,12 +27,14 @@ from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
 
-LEASE_S: Final = 3.0
+LEASE_S: Final = 2.5
 SKEW_S: Final = 0.5
 """Clocks of two servers, one of which takes over from the other, may differ by less."""
 RENEW_S: Final = 0.5
 HURRY_S: Final = 0.1
 """The same while workers are to stop."""
+BACK_S: Final = 2 * RENEW_S
+"""After a store was away for longer than the lease, within which all machines are back that wait for it."""
 STANDS_STILL_S: Final = 15.0
 """A run that looks after nothing for so long (storage that hangs) is given up."""
 HOLDER: Final = "holder"
@@ -90,11 +92,13 @@ class Member(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a machine saw in the store. `members`: for who leads."""
+    """What a machine saw in the store. `members`: for who leads; `awaited`: some of them may be on their way
+    back."""
 
     leads: bool
     round: Round
     members: Sequence[Member] = ()
+    awaited: bool = False
 
 
 class MachineStore(Protocol):
@@ -133,6 +137,8 @@ def holder_of(work: Path) -> str:
 def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) -> Round | None:
     """What who leads is to publish, if anything. `at`: as of its own Member, which knows best; `knows`: the
     round that it has led since its beginning; `stores`: how many have the state."""
+    if view.awaited:
+        return None
     now = view.round
     others = [member for member in view.members if member.machine.holder != me.holder]
     beside = [member.machine for member in others if me.address and member.machine.address]
@@ -189,6 +195,8 @@ class Machines:
         self._over = False
         self._thread = threading.Thread(target=self._renew, name="machines", daemon=True)
         self.at = 0
+        self._renewed = self._awaited = 0.0
+        """When it was last; until when others are awaited."""
         self.until = 0.0
         """Its workers may go on, by the monotonic clock, which all processes of a machine share."""
         self.view = View(False, Round())
@@ -243,7 +251,12 @@ class Machines:
     def _look(self) -> None:
         with self._lock:
             began = self._clock.monotonic()
-            self.view = self._store.renew(self.me, self.at, LEASE_S)
+            view = self._store.renew(self.me, self.at, LEASE_S)
+            now = self._clock.monotonic()
+            if self._renewed and now > self._renewed + LEASE_S:
+                self._awaited = now + BACK_S  # its own row had ended, and so had theirs
+            self._renewed = now
+            self.view = view._replace(awaited=now < self._awaited)
             if self.view.round.number == self.at:
                 self.until = began + LEASE_S - SKEW_S
 

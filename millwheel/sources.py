@@ -32,12 +32,14 @@ _position: Final = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 
 
 class Injection(NamedTuple):
-    """Records by input, the rows that say that they were read, lines that are none. `slot`: of the file."""
+    """Records by input, the rows that say that they were read, lines that are none. `slot`: of the file, in
+    which there may be `more`."""
 
     records: dict[int, Records]
     positions: Changes
     letters: list[dict[str, Any]]
     slot: int
+    more: bool
 
 
 class Listed:
@@ -154,9 +156,9 @@ class LogSource:
         """Lines read lately, by lateness, where a percentile is wanted."""
         return None if self._counted is None else self._counted[1].packed()
 
-    def read(self) -> Injection | None:
-        """The next lines of the file that is least far."""
-        found = self._follower.next_chunk()
+    def read(self, share: float = 1.0) -> Injection | None:
+        """The next lines of the file that is least far: about this share of a chunk, one line at least."""
+        found = self._follower.next_chunk(max(1, int(share * CHUNK_BYTES)))
         if found is None:
             return None
         state, chunk = found
@@ -183,7 +185,7 @@ class LogSource:
         self._newest[state.number] = newest
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
         rows[position_row(self._number, state.number)] = self._packed(state)
-        return Injection(records, rows, letters, self._slot(state.name))
+        return Injection(records, rows, letters, self._slot(state.name), chunk.more)
 
     def bound(self) -> int:
         """Nothing older will come that is not late."""

@@ -256,6 +256,8 @@ class _Worker:
         self.world, self.me, self.sequencer = world, me, world.sequencer
         self.store = world.store.claim(slots_of(world.owners, me), self.sequencer)
         self.wheel = Wheel(world.plan, self.store, me, world.owners, self.sequencer)
+        if world.faults and self.sequencer % 2:
+            self.wheel.share = 1e-9  # as little at a time as there is
         self.files = {
             name: [file for file in files if file % world.workers == me]
             for name, files in world.files.items()

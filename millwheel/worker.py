@@ -144,6 +144,7 @@ class Worker:
             self._spent += work * ((seconds - self._reading) / all_work)
         self._worked += seconds
         self._reading = 0.0
+        self._wheel.took(seconds, self._left or self._wheel.due)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -193,6 +194,8 @@ class Worker:
 
     _more = True
     """A log has more, as of the last look."""
+    _left = False
+    """As of the last chunks."""
 
     @property
     def _may_read(self) -> bool:
@@ -211,16 +214,17 @@ class Worker:
 
     def _look(self) -> None:
         """Read what the logs have, and take it through the stages."""
-        self._more = False
+        self._more = self._left = False
         for source in self._sources:
             positions = source.look()
             if positions:
                 self._wheel.inject(source.name, {}, positions)
             if self._may_read:
                 began = self._clock.monotonic()
-                found = source.read()
+                found = source.read(self._wheel.share)
                 if found is not None:
                     self._more = True
+                    self._left |= found.more
                     self._chunks += 1
                     self._wheel.inject(source.name, found.records, found.positions, found.letters)
                     took = self._clock.monotonic() - began

@@ -6,7 +6,7 @@ assigned to a worker). Values travel as numbers, texts and None, as numpy column
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +23,8 @@ JSON: Final = 2
 """Codes of `Ext`: what its bytes are."""
 _PLAIN: Final = frozenset({int, float, str, bool, type(None)})
 _CACHED: Final = 1 << 20
+FRAME_RECORDS: Final = 1_024
+"""In a frame, about: who gets it takes it whole, however long its computation takes."""
 _encode: Final = msgspec.msgpack.encode
 
 
@@ -59,6 +61,14 @@ class Records:
         used = np.zeros(len(self.names), np.bool_)
         used[self.codes] = True
         return self.of_names(used)
+
+    def pieces(self) -> Iterator["Records"]:
+        """Of FRAME_RECORDS at most."""
+        if len(self) <= FRAME_RECORDS:
+            yield self
+            return
+        for begin in range(0, len(self), FRAME_RECORDS):
+            yield self.rows(np.arange(begin, min(begin + FRAME_RECORDS, len(self)))).named()
 
 
 def take(values: Values, rows: npt.NDArray[np.intp]) -> Values:
@@ -219,6 +229,9 @@ class Part(msgspec.Struct, array_like=True):
         values = self.values if self.dtype is None else np.frombuffer(self.values, np.dtype(self.dtype))
         return Records(self.names, np.frombuffer(self.codes, "<i8"), np.frombuffer(self.times, "<i8"), values)
 
+    def __len__(self) -> int:
+        return len(self.times) // 8
+
 
 class Frame(msgspec.Struct, array_like=True):
     """Records for one other worker. `number`: of its lane, rising. `lows`: a source's earliest time in it."""
@@ -227,6 +240,20 @@ class Frame(msgspec.Struct, array_like=True):
     number: int
     lows: dict[str, int]
     parts: list[Part]
+
+
+def by_frames(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """As many together as a frame may have."""
+    frame: list[Part] = []
+    records = 0
+    for part in parts:
+        records += len(part)
+        if frame and records > FRAME_RECORDS:
+            yield frame
+            frame, records = [], len(part)
+        frame.append(part)
+    if frame:
+        yield frame
 
 
 encode_frame: Final = msgspec.msgpack.Encoder().encode

@@ -34,7 +34,7 @@ from photon.logs.shares import SLOTS
 CACHED_KEYS: Final = 200_000
 """Of one stage; those of the current commit come on top."""
 FIRED_MAX: Final = 8_192
-"""Timers of a stage in one turn, about."""
+"""Timers of a stage in a whole turn, about."""
 _NOT_LOADED: Final = object()
 _json: Final = msgspec.json.encode
 _json_decode: Final = msgspec.json.decode
@@ -122,11 +122,11 @@ class Stage:
         if len(records):
             self._call(number, records, late)
 
-    def fire(self) -> int:
-        """Call the timers that are due; how many, up to about FIRED_MAX of each clock."""
+    def fire(self, share: float = 1.0) -> int:
+        """Call the timers that are due; how many, up to about this share of FIRED_MAX of each clock."""
         fired = 0
         for clock, upto in ((WATERMARK, self.low_watermark), (WALL, self.now)):
-            firing = self.due.take(clock, upto, FIRED_MAX)
+            firing = self.due.take(clock, upto, max(1, int(share * FIRED_MAX)))
             if firing:
                 fired += len(firing)
                 self.counts["timers"] += len(firing)

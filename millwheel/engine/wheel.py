@@ -17,6 +17,7 @@ computation that does without exactly-once. After a crash the turn is done again
 frames: their reader takes both. When they are checkpointed, and their cause is acknowledged: `weak.py`.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +35,7 @@ from millwheel.engine.records import (
     Part,
     Records,
     Slots,
+    by_frames,
     decode_frame,
     encode_frame,
     rekeyed,
@@ -66,6 +68,13 @@ _lane: Final = msgspec.msgpack.Decoder(Lane).decode
 _encode: Final = msgspec.msgpack.encode
 _json: Final = msgspec.json.encode
 _Floors = npt.NDArray[np.int64]
+TURN_S: Final = 0.25
+"""A turn that takes longer is followed by a smaller one: a worker that is to stop, or others that wait for
+it, wait no longer than that, unless a single call takes longer."""
+HEARD_MAX: Final = 1 << 16
+"""Records of other workers in a whole turn, about."""
+_FIRST_SHARE: Final = 1 / 64
+_LEAST_SHARE: Final = 1 / HEARD_MAX
 
 
 class Lines(NamedTuple):
@@ -133,7 +142,9 @@ class Wheel:
         for row, packed in store.scan(HEARD):
             floors = self._floors(row[1])
             np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
-        self._inbox: list[Frame] = []
+        self.share = _FIRST_SHARE
+        """Of what a whole turn takes on: how much the next one does."""
+        self._inbox: deque[Frame] = deque()
         self._unacked: dict[int, dict[tuple[int, int], _Sent]] = {to: {} for to in range(self.workers)}
         for lane in (*self.lanes, *map(weak_lane, self.lanes)):
             for _, packed in store.scan(FRAME + bytes((lane,))):
@@ -207,12 +218,13 @@ class Wheel:
     # What it does
 
     def turn(self, now: int) -> bool:
-        """Take all that came in through the stages, fire what is due. Whether more is due at once."""
+        """Take what was injected through the stages, and its share of what came in and is due. Whether more
+        is due at once."""
         self._now = now
-        inbox, self._inbox = self._inbox, []
-        for frame in inbox:
-            self._hear(frame)
-        more = False
+        heard = 0
+        while self._inbox and heard < self.share * HEARD_MAX:
+            heard += self._hear(self._inbox.popleft())
+        more = bool(self._inbox)
         for name, stage in self.stages.items():
             stage.now = now
             for weak in (True, False):
@@ -222,10 +234,17 @@ class Wheel:
                         stage.process(read, together(parts))
                 if weak:
                     self._drain(name, stage, weak)
-            stage.fire()
+            stage.fire(self.share)
             self._drain(name, stage, False)
             more |= self._is_due(stage)
         return more
+
+    def took(self, seconds: float, more: bool) -> None:
+        """By which the next turn is larger or smaller. `more`: this one has left something."""
+        if seconds > TURN_S:
+            self.share = max(self.share * TURN_S / seconds, _LEAST_SHARE)
+        elif more and seconds < TURN_S / 2:
+            self.share = min(2 * self.share, 1.0)
 
     def early(self) -> Early:
         """What leaves at once; to be asked for after each turn, and when a commit has begun."""
@@ -371,9 +390,10 @@ class Wheel:
             self._heard[lane] = np.zeros(SLOTS, np.int64)
         return self._heard[lane]
 
-    def _hear(self, frame: Frame) -> None:
+    def _hear(self, frame: Frame) -> int:
         """Take what is new of a frame, and all that is for who does without exactly-once; all of it is
-        acknowledged, with the commit of this turn."""
+        acknowledged, with the commit of this turn. How many records that are."""
+        heard = 0
         floors = self._floors(frame.lane)
         consumed = np.zeros(SLOTS, np.bool_)
         for part in frame.parts:
@@ -387,10 +407,12 @@ class Wheel:
                 records = records.of_names(fresh)
             if len(records):
                 self._wait(part.input, records, True)
+                heard += len(records)
         if consumed.any():
             floors[consumed] = np.maximum(floors[consumed], frame.number)
             self._consumed.add(frame.lane)
         self._acks[frame.lane] = max(frame.number, self._acks.get(frame.lane, 0))
+        return heard
 
     def _consumer(self, number: int) -> Node:
         """Of an input."""
@@ -438,7 +460,7 @@ class Wheel:
                 self._wait(number, theirs, again)
             else:
                 parts, lows = self._outgoing[weak].setdefault(worker, ([], {}))
-                parts.append(Part.of(number, theirs))
+                parts += [Part.of(number, piece) for piece in theirs.pieces()]
                 # What is behind its source's own promise is late whatever waits for it. Held back by it, a
                 # low watermark would stand for as long as there is always some straggler under way.
                 low = max(int(theirs.times.min()), self._promised.get(source, BEFORE))
@@ -446,11 +468,16 @@ class Wheel:
 
     def _take_frames(self, weak: bool) -> list[tuple[int, Frame]]:
         frames = []
-        for worker, (parts, lows) in self._outgoing[weak].items():
+        wanted = [
+            (worker, lows, of_frame)
+            for worker, (parts, lows) in self._outgoing[weak].items()
+            for of_frame in by_frames(parts)
+        ]
+        for worker, lows, of_frame in wanted:
             if weak:
-                frame = Frame(weak_lane(self.me), self._weak.next_number(), lows, parts)
+                frame = Frame(weak_lane(self.me), self._weak.next_number(), lows, of_frame)
             else:
-                frame = Frame(self.me, self._lane.frame, lows, parts)
+                frame = Frame(self.me, self._lane.frame, lows, of_frame)
                 self._lane.frame += 1
             key, packed = (frame.lane, frame.number), encode_frame(frame)
             if weak:

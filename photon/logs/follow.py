@@ -213,8 +213,9 @@ class LogFollower:
             else:
                 self._look(file, status.st_size)
 
-    def next_chunk(self) -> tuple[FileState, Chunk] | None:
-        """The next unread whole records of some file; None when all that is known is read."""
+    def next_chunk(self, most: int | None = None) -> tuple[FileState, Chunk] | None:
+        """The next unread whole records of some file, of at most so many bytes, where that is less than the
+        settings say; None when all that is known is read."""
         while self._growing:
             file = self._next_waiting()
             file.waiting = False
@@ -223,7 +224,7 @@ class LogFollower:
             if self.leaves(file.state):
                 self._leave(file)
                 continue
-            chunk = self._read_on(file)
+            chunk = self._read_on(file, most or self._settings.chunk_bytes)
             if chunk is not None:
                 self._note_read(file, chunk)
                 self._heat(file)
@@ -372,7 +373,7 @@ class LogFollower:
         self._next_scan = _NOW
         self._caught_up = False
 
-    def _read_on(self, file: Followed) -> Chunk | None:
+    def _read_on(self, file: Followed, most: int) -> Chunk | None:
         state, settings = file.state, self._settings
         head = (state.head_bytes, state.head)
         size = file_size(file.path, file.identity) or 0  # what comes after it is read next
@@ -380,7 +381,7 @@ class LogFollower:
             chunk = read_chunk(
                 file.path,
                 file.read,
-                settings.chunk_bytes,
+                min(most, settings.chunk_bytes),
                 settings.line_bytes_max,
                 file.identity,
                 head,

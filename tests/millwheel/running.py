@@ -13,6 +13,7 @@ from pathlib import Path
 from millwheel.links import CONTROL
 from millwheel.testing import in_order
 from tests.certificates import Authority
+from tests.connect.postgresql import Postgresql, need_server
 from tests.millwheel.topologies import SECOND, clicks, expected
 from tests.ports import free_ports, port_before
 from tests.waiting import wait_until
@@ -139,9 +140,9 @@ class System:
 class Several:
     """Machines: work directories with processes of their own, over the same logs, sinks and store."""
 
-    def __init__(self, system, uri, tmp_path, seed):
+    def __init__(self, system, uri, tmp_path, seed, lines=30_000):
         self.system, self.uris, self._directory = system, [uri], tmp_path
-        made = clicks(random.Random(seed), 30_000, users=200, seconds=60)
+        made = clicks(random.Random(seed), lines, users=200, seconds=60)
         self.lines = sorted(made, key=lambda line: line["ts"])
         self.config = tmp_path / "photon.toml"
         authority = Authority(tmp_path / "ca")
@@ -194,3 +195,46 @@ class Several:
         told = [run.communicate(timeout=100)[0] for run in runs]
         assert [run.returncode for run in runs] == [0] * len(runs), told
         self.system.check(self.lines)
+
+
+class Proxied(Several):
+    """Each machine advertises 127.0.0.2, where proxies are, and listens on 127.0.0.1."""
+
+    def __init__(self, system, uri, tmp_path, seed, proxies, names, **given):
+        super().__init__(system, uri, tmp_path, seed, **given)
+        self.proxies = proxies
+        self.config.write_text(f'{self.config.read_text()}\n[network]\nbind = "127.0.0.1"\n')
+        self.links = []
+        for name in names:
+            port = port_before(2)
+            self.addresses[name] = f"127.0.0.2:{port}"
+            upstreams = {f"{name}-{at}": f"127.0.0.1:{at}" for at in range(port, port + 3)}
+            proxies.create(upstreams, listens=[f"127.0.0.2:{at}" for at in range(port, port + 3)])
+            self.links += upstreams
+
+    def each(self, does, *given):
+        for link in self.links:
+            does(link, *given)
+
+
+class Pair:
+    """A server, and its standby, which confirms each commit."""
+
+    def __init__(self):
+        programs = need_server()
+        self.first = Postgresql(programs, ["synchronous_standby_names=*", "wal_level=replica"])
+        self.second = Postgresql(programs, ["synchronous_standby_names="], self.first)
+        hosts = ",".join(one.uri.partition("@")[2].partition("/")[0] for one in (self.first, self.second))
+        self.uri = f"postgresql://photon@{hosts}/postgres?{{}}"
+        import psycopg
+
+        with psycopg.connect(self.first.uri) as connection:
+            wait_until(
+                lambda: connection.execute(
+                    "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+                ).fetchone()
+            )
+
+    def close(self):
+        self.first.close()
+        self.second.close()

@@ -176,7 +176,7 @@ HEAR = Wheel._hear
 
 def without_known_duplicates(self, frame):
     self._heard.pop(frame.lane, None)
-    HEAR(self, frame)
+    return HEAR(self, frame)
 
 
 LOW = Wheel._low

@@ -192,6 +192,27 @@ def test_while_the_server_does_not_answer_workers_go_on_no_longer_and_nothing_is
     one.end()
 
 
+def test_after_a_silence_of_the_store_nobody_is_taken_for_gone_before_all_can_be_back(clock):
+    store = Store()
+    one = Machines(store, A, clock)
+    one.enter()
+    assert not one.view.awaited
+    store.answers = False
+    asked = store.asked
+    wait_until(lambda: store.asked > asked)
+    clock.now += LEASE_S + 1
+    store.answers = True
+    wait_until(lambda: one.view.awaited)
+    running = led_by(A, "running", A, B)
+    alone = View(True, running, [Member(A, 7)], awaited=True)
+    assert next_round(A, 7, 7, alone) is None
+    assert next_round(A, 7, 0, alone) is None
+    assert next_round(A, 7, 7, alone._replace(awaited=False)) == stopping(running, A)
+    clock.now += module.BACK_S
+    wait_until(lambda: not one.view.awaited)
+    one.end()
+
+
 def test_a_machine_whose_process_stands_still_is_not_renewed(clock):
     store = Store()
     one = Machines(store, A, clock)

@@ -9,32 +9,11 @@ import pytest
 
 from millwheel.machines import LEASE_S
 from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy
-from tests.millwheel.running import LOSES, Several, System
-from tests.ports import port_before
+from tests.millwheel.running import LOSES, Proxied, System
 
 pytest.importorskip("millwheel.postgresql", reason="the postgresql extra is not installed")
 pytestmark = [pytest.mark.links, pytest.mark.timeout(300)]
 NAMES = ("one", "two")
-
-
-class Proxied(Several):
-    """Each machine advertises 127.0.0.2, where proxies are, and listens on 127.0.0.1."""
-
-    def __init__(self, system, uri, tmp_path, seed, proxies):
-        super().__init__(system, uri, tmp_path, seed)
-        self.proxies = proxies
-        self.config.write_text(f'{self.config.read_text()}\n[network]\nbind = "127.0.0.1"\n')
-        self.links = []
-        for name in NAMES:
-            port = port_before(2)
-            self.addresses[name] = f"127.0.0.2:{port}"
-            upstreams = {f"{name}-{at}": f"127.0.0.1:{at}" for at in range(port, port + 3)}
-            proxies.create(upstreams, listens=[f"127.0.0.2:{at}" for at in range(port, port + 3)])
-            self.links += upstreams
-
-    def each(self, does, *given):
-        for link in self.links:
-            does(link, *given)
 
 
 @pytest.fixture
@@ -44,7 +23,7 @@ def several(server, tmp_path):
         address = server.uri.partition("@")[2].partition("/")[0]
         (proxied,) = proxies.create({"database": address}).values()
         uri = f"{server.uri.replace(address, proxied)}?schema=s{uuid.uuid4().hex}&{LOSES}"
-        yield Proxied(system, uri, tmp_path, 8, proxies)
+        yield Proxied(system, uri, tmp_path, 8, proxies, NAMES)
         for name in NAMES:
             system.signal(name, signal.SIGKILL)
 

@@ -1,0 +1,109 @@
+"""How much a worker takes on at a time: as much as it can do in a moment."""
+
+import time
+
+import numpy as np
+import pytest
+
+from millwheel.engine.plan import Plan, numbered
+from millwheel.engine.records import FRAME_RECORDS, Part, Records, by_frames, coded
+from millwheel.engine.shares import even, slots_of
+from millwheel.engine.store import MemoryStore
+from millwheel.engine.wheel import TURN_S, Wheel
+from millwheel.testing import _packed, _parsers
+from tests.millwheel.test_sources import Read
+from tests.millwheel.topologies import SECOND, two_stages
+from tests.waiting import wait_until
+
+
+def made(me=0, workers=1):
+    topology = two_stages()
+    plan = Plan(topology, numbered(topology, {}))
+    store = MemoryStore().claim(slots_of(even(workers), me), 1)
+    return Wheel(plan, store, me, even(workers), 1)
+
+
+def with_records(wheel, count, keys=40):
+    lines = [{"user": f"u{row % keys}", "ts": row, "what": "click"} for row in range(count)]
+    wheel.inject("clicks", _parsers(wheel.plan)["clicks"].parse(_packed(lines)).records, {})
+    return wheel
+
+
+def test_a_turn_that_took_long_is_followed_by_smaller_ones_until_they_do_not():
+    wheel, seconds_a_whole_turn = made(), 100.0
+    for _ in range(20):
+        seconds = wheel.share * seconds_a_whole_turn
+        wheel.took(seconds, more=True)
+    assert TURN_S / 4 <= wheel.share * seconds_a_whole_turn <= TURN_S
+    wheel.took(1e6, more=True)
+    assert wheel.share > 0
+    few = wheel.share
+    wheel.took(0.0, more=False)  # nothing says that more could be done
+    assert wheel.share == few
+    for _ in range(20):
+        wheel.took(0.0, more=True)
+    assert wheel.share == 1.0
+
+
+def test_a_frame_has_no_more_than_who_gets_it_can_do_in_a_moment_and_all_of_it_arrives():
+    one, two = with_records(made(0, 2), 10_000), made(1, 2)
+    one.turn(0)
+    one.begin_commit()
+    frames = [frame for to, frame in one.committed().frames if to == 1]
+    sizes = [sum(map(len, frame.parts)) for frame in frames]
+    theirs = sum(sizes)
+    assert max(sizes) <= FRAME_RECORDS and len(frames) == -(-theirs // FRAME_RECORDS)
+    for frame in frames:
+        two.receive(frame)
+    two.share = 1e-9
+    heard = 0
+    for _ in frames:
+        assert two.turn(0) == (two.stages["windows"].counts["records"] < theirs)
+        heard, before = two.stages["windows"].counts["records"], heard
+        assert 0 < heard - before <= FRAME_RECORDS
+    assert heard == theirs and not two.due
+
+
+def test_small_parts_go_together():
+    sizes = [1000, 20, 1024, 500, 500]
+    parts = [Part.of(0, Records(*coded(["a"] * count), np.arange(count), None)) for count in sizes]
+    assert [[len(part) for part in frame] for frame in by_frames(parts)] == [[1000, 20], [1024], [500, 500]]
+
+
+def test_timers_of_a_turn_are_as_many_as_its_share_and_the_rest_is_due():
+    wheel = with_records(made(), 400)
+    wheel.turn(0)
+    wheel.told(dict.fromkeys(wheel.marks | {"clicks": 10_000_000}, 10_000_000))
+    wheel.share = 1e-9
+    turns = 0
+    while wheel.turn(0):
+        turns += 1
+    assert wheel.stages["windows"].counts["timers"] == 40 and turns >= 39
+
+
+@pytest.mark.parametrize(("share", "lines"), [(1e-9, 1), (0.001, 12), (1.0, 500)])
+def test_a_source_reads_about_so_much_and_one_line_at_least(tmp_path, share, lines):
+    read = Read(tmp_path)
+    read.write("a.jsonl", *range(500))
+    read.source.look()
+    found = read.source.read(share)
+    count = sum(map(len, found.records.values()))
+    assert count <= lines + 2 and count >= min(lines, 500) - 2 and found.more == (lines < 500)
+
+
+@pytest.mark.long
+def test_what_slow_code_has_done_so_far_is_seen_before_all_is_read(system):
+    """Eight seconds of it, which fit into a chunk."""
+    later = time.time_ns() // 1_000 + 3_600 * SECOND  # none is late
+    lines = [{"user": f"u{row % 50}", "ts": later + row, "what": "click"} for row in range(8_000)]
+    system.write("a.jsonl", lines)
+    system.start("--follow", name="tests.millwheel.topologies:SLOW")
+    wait_until(system.is_up)
+    seen = set()
+
+    def done():
+        seen.add(system.status()["counts"].get("clicks", {}).get("records", 0))
+        return max(seen) == 8_000
+
+    wait_until(done)
+    assert seen - {0, 8_000}
