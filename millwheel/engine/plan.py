@@ -37,6 +37,7 @@ class Plan:
         self.inputs: dict[int, tuple[str, Input, Any]] = {}
         """Consumer, input, type of its values."""
         self.readers: dict[str, list[int]] = {stream: [] for stream in makers}
+        self.inputs_of: dict[str, list[int]] = {name: [] for name in self.order}
         self.makers: dict[str, list[str]] = {}
         """Of a computation: the injectors and computations that it reads from."""
         for name in self.order:
@@ -45,6 +46,7 @@ class Plan:
                 number = numbers[_input(name, place, read)]
                 kind = kinds[read.stream] if read.type is None else read.type
                 self.inputs[number] = (name, read, kind)
+                self.inputs_of[name].append(number)
                 self.readers[read.stream].append(number)
             self.makers[name] = sorted({makers[read.stream] for read in reads})
         self.openers = {

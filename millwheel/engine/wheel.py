@@ -18,7 +18,7 @@ frames: their reader takes both. When they are checkpointed, and their cause is 
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -134,7 +134,7 @@ class Wheel:
             for name in self._bounds
         }
         self._counts_of_others = [lanes[lane].counts for lane in self.lanes if lane != me]
-        self.stages = {name: self._stage(name) for name in plan.order}
+        self.stages = {name: stage_of(plan, name, self._slots, store.read) for name in plan.order}
         for name, stage in self.stages.items():
             stage.load_timers(store.scan, slots_of(owners, me))
             stage.counts.update(self._lane.counts.get(name, {}))
@@ -228,7 +228,7 @@ class Wheel:
         for name, stage in self.stages.items():
             stage.now = now
             for weak in (True, False):
-                for read in self._inputs_of[name]:
+                for read in self.plan.inputs_of[name]:
                     parts = self._waiting.pop((read, weak), None)
                     if parts:
                         stage.process(read, together(parts))
@@ -360,19 +360,6 @@ class Wheel:
 
     def _counts(self) -> dict[str, dict[str, int]]:
         return {**self._injected, **{name: stage.counts for name, stage in self.stages.items()}}
-
-    def _stage(self, name: str) -> Stage:
-        made = self.plan.topology.computations[name]
-        kind = Keyed if isinstance(made.computation, Computation) else Columnar
-        return kind(self.plan, name, self._slots, self._store.read)
-
-    @property
-    def _inputs_of(self) -> dict[str, list[int]]:
-        if not hasattr(self, "_inputs"):
-            self._inputs: dict[str, list[int]] = {name: [] for name in self.plan.order}
-            for number, (name, _, _) in self.plan.inputs.items():
-                self._inputs[name].append(number)
-        return self._inputs
 
     def _take_marks(self) -> None:
         for name, stage in self.stages.items():
@@ -524,6 +511,14 @@ class Wheel:
         for name in self.plan.sources:
             self._promised[name] = max(self._own_low(name), self._promised.get(name, BEFORE))
         return {name: self._low(name) for name in self.plan.sources}
+
+
+def stage_of(
+    plan: Plan, name: str, slots: Slots, read: Callable[[Sequence[bytes]], list[bytes | None]]
+) -> Stage:
+    """Of a computation. `read`: rows of its state."""
+    kind = Keyed if isinstance(plan.topology.computations[name].computation, Computation) else Columnar
+    return kind(plan, name, slots, read)
 
 
 def summed(counts: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:

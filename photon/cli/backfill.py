@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,8 +26,6 @@ _COPIES: Final = "copies"
 """Of Kafka topics and tables."""
 LOOK_S: Final = 0.2
 """So often a backfill that follows looks whether logs have grown, while it waits for that."""
-TASK_TRIES: Final = 4
-"""Spark's own number on a cluster; locally it would give up at the first."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 """For tests: the process kills itself at that point."""
@@ -110,7 +107,7 @@ def command(
             return _abandon(order, as_json)
         if follows:
             imported = {side: list(filter(is_known_source, texts)) for side, texts in given.items()}
-            return _follow(order, _patient(spark), imported, copies, as_json)
+            return _follow(order, spark.patient(), imported, copies, as_json)
         if load_followed(place) is not None:
             raise UsageError(f"{place.home} follows logs; go on with --follow, or name another --datacenter")
         job = place.load()
@@ -118,7 +115,7 @@ def command(
             for side, texts in given.items():
                 copy_all(filter(is_known_source, texts), side, copies, settings, notice)
         with working("joining"):
-            summary = backfill(order, lambda: open_session(_patient(spark)), notice, _checkpoint)
+            summary = backfill(order, lambda: open_session(spark.patient()), notice, _checkpoint)
     _print(summary, place, as_json)
     return 0
 
@@ -199,12 +196,6 @@ def _settings(config: Path | None, work: Path | None) -> Settings:
             "unmatched; join these logs by `photon join` or the running system"
         )
     return settings
-
-
-def _patient(options: SparkOptions) -> SparkOptions:
-    """A local master with tries for a task that failed: `local[2]` -> `local[2,4]`."""
-    found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", options.master)
-    return options if found is None else replace(options, master=f"local[{found[1] or 1},{TASK_TRIES}]")
 
 
 def _checkpoint(where: str) -> None:

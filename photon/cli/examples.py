@@ -49,6 +49,7 @@ EXAMPLES: Final = {
         "millwheel run visits:TOPOLOGY --work wheel --workers 2 --follow",
         "millwheel run visits:TOPOLOGY --work w --follow --store postgresql://db/w --machine wheel-1:7400",
         "millwheel history visits:TOPOLOGY --out old --goes-on",
+        "millwheel spark visits:TOPOLOGY --work wheel --master spark://host:7077",
     ),
     "adapter": ("adapter test --use mine:Adapter --primary queries.jsonl --foreign clicks.jsonl",),
     "connect": (

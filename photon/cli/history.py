@@ -81,6 +81,44 @@ def _print(summary: dict[str, Any], out: Path) -> None:
     click.echo(f"{'done':<20} {summary['seconds']:g} s: {out}/sinks")
 
 
+@click.command("spark")
+@click.argument("topology", metavar="MODULE:TOPOLOGY")
+@path_option("--work", required=True, help="Directory for its state, which all executors see.")
+@click.option(
+    "--every",
+    "every_s",
+    metavar="DURATION",
+    default="1s",
+    show_default=True,
+    callback=duration,
+    help="So often a batch begins, or when the one before it is done.",
+)
+@json_flag("Print the summary of each batch as JSON, a line.")
+@spark_options
+def live_on_spark(topology: str, work: Path, every_s: float, as_json: bool, spark: SparkOptions) -> int:
+    """Run a topology live on Spark, as a Structured Streaming job (transformWithState), until it is stopped.
+
+    The same computations, and the same sinks, each line once, some seconds later than by `photon millwheel
+    run`. State and timers are in Spark's state below WORK. What is stopped or killed goes on by the same
+    command. What Spark can't run is refused.
+    """
+    check_requirements()
+    from spark.history.live import SESSION_CONF, live
+    from spark.session import open_session
+
+    def told(batch: dict[str, Any]) -> None:
+        if as_json:
+            click.echo(json.dumps(batch))
+            return
+        counts = {name: count.get("records", 0) for name, count in batch["counts"].items()}
+        shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+        click.echo(f"batch {batch['batch']}: {shown or 'timers'} in {batch['seconds']:.1f} s")
+
+    with open_session(spark.patient().with_defaults(SESSION_CONF)) as session:
+        live(topology, work, session, every_s, told)
+    return 0
+
+
 @click.command("verify")
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 @_input

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from millwheel.topology import Late, Unit
-from photon.cli.history import history, verify
+from photon.cli.history import history, live_on_spark, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
 from photon.core.errors import UsageError
 
@@ -23,6 +23,7 @@ def group() -> None:
 
 
 group.add_command(history)
+group.add_command(live_on_spark)
 group.add_command(verify)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _WORK: Final = path_option("--work", required=True, help="Directory of the run's state.")

@@ -64,7 +64,7 @@ ROWS_A_BUCKET: Final = 200_000
 SAME_PRIMARY_WITHIN: Final = "10 minutes"
 """A primary event that is logged again so soon counts once."""
 _STATE: Final = "follow.json"
-_SETTINGS: Final = {
+STATE_CONF: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
@@ -124,7 +124,7 @@ def follow(
             with spark_failures():
                 query = _started(session, order, growth, batches)
                 while going():
-                    if not _works(query):  # a batch takes what came during the one before it
+                    if not works(query):  # a batch takes what came during the one before it
                         growth.look()
                     if query.awaitTermination(every_s):  # raises what ended it
                         break
@@ -340,7 +340,7 @@ def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batc
     # It prints what a batch raised with its whole stack; `failure` has it.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     tasks = session.sparkContext.defaultParallelism
-    for name, value in {**_SETTINGS, "spark.sql.shuffle.partitions": str(tasks)}.items():
+    for name, value in {**STATE_CONF, "spark.sql.shuffle.partitions": str(tasks)}.items():
         session.conf.set(name, value)
     settings = order.settings
     kept_s = round(86_400 * (settings.registry.retention_days or SERVED_RETENTION_DAYS))
@@ -365,7 +365,7 @@ def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batc
     return writer.option("checkpointLocation", str(_checkpoints(order.place).absolute())).start()
 
 
-def _works(query: Any) -> bool:
+def works(query: Any) -> bool:
     status = query.status
     return bool(status["isTriggerActive"] or status["isDataAvailable"])
 

@@ -8,7 +8,7 @@ A log is known by its name. One that was cut, or renamed so that another has its
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +30,11 @@ GIVEN_BYTES_MAX: Final = 512 << 20
 """In a file of ranges, so in a batch: more of a backlog is for the next ones."""
 PIECE_BYTES: Final = 32 << 20
 TICK_S: Final = 60.0
-"""So often there is a file without a range where nothing grows: by it Spark knows how late it is."""
+"""So often there is a file without a range where nothing grows: by its TICK Spark knows how late it is. The
+`end` of one is 1 if all that there was is given out with it."""
 ARCHIVE_AGE_S: Final = 10.0
 """An archive is read whole, once nobody has written to it for so long."""
-PRIMARY, FOREIGN, TICK = 0, 1, 2
+TICK, PRIMARY, FOREIGN = -1, 0, 1
 
 
 class Given(msgspec.Struct):
@@ -54,14 +55,25 @@ class Looked(msgspec.Struct):
 
 
 class Growth:
-    """For one process. `patterns`: of the primary and of the foreign logs."""
+    """For one process. `patterns`: of each side's logs."""
 
-    def __init__(self, home: Path, patterns: tuple[Sequence[str], Sequence[str]], clock: Clock) -> None:
-        """CorruptStateError, StorageError."""
+    def __init__(
+        self,
+        home: Path,
+        patterns: Sequence[Sequence[str]],
+        clock: Clock,
+        tick_s: float | None = None,
+        reads: Callable[[int, str], bool] = lambda side, name: True,
+        bytes_max: int = GIVEN_BYTES_MAX,
+    ) -> None:
+        """`tick_s`: a TICK is in each file of ranges, and there is one so often. `reads`: whether a side's
+        file is read yet. CorruptStateError, StorageError."""
         self.ranges = home / "ranges"
         self._path = home / "looked.json"
-        self._patterns = patterns
-        self._clock = clock
+        self._patterns, self._reads, self._bytes_max = patterns, reads, bytes_max
+        self._clock, self._tick_s = clock, tick_s
+        self._awaits = False
+        """An archive, that it has not been written to for a while."""
         make_directory(self.ranges)
         self._looked = self._load()
         self._numbers = {log.name: number for number, log in enumerate(self._looked.logs)}
@@ -78,11 +90,12 @@ class Growth:
         looked, now_us = self._looked, self._clock.now_us()
         at_us = max(now_us, looked.at_us + 1)  # whatever a clock does, no row is late
         found = self._found()
-        ranges = list(self._pieces(found, at_us))
-        if not ranges and now_us - looked.at_us < TICK_S * 1e6:
+        ranges, whole = self._pieces(found, at_us)
+        tick_s = TICK_S if self._tick_s is None else self._tick_s
+        if not ranges and now_us - looked.at_us < tick_s * 1e6:
             return False
-        if not ranges:
-            ranges = [_line(TICK, 0, "", (0, 0, 0, 0), at_us)]
+        if not ranges or self._tick_s is not None:
+            ranges.append(_line(TICK, 0, "", (0, 0, 0, int(whole and not self._awaits)), at_us))
         looked.number, looked.at_us, looked.ranges = looked.number + 1, at_us, ranges
         with storage_errors(self._path):
             write_file(self._path, msgspec.json.encode(looked))
@@ -106,9 +119,12 @@ class Growth:
     def _found(self) -> list[tuple[Given, int]]:
         """Logs that have more lines than were given out, and up to where."""
         grown: list[tuple[Given, int]] = []
+        self._awaits = False
         for side, patterns in enumerate(self._patterns):
             for name in map(os.path.abspath, named_files(patterns)):
                 check_name(name)
+                if not self._reads(side, name):
+                    continue
                 with storage_errors(Path(name)):
                     grown += self._grown(name, side)
         return grown
@@ -127,6 +143,7 @@ class Growth:
             return
         if is_packed(name):
             if given.size or self._clock.now_us() / 1e6 - status.st_mtime < ARCHIVE_AGE_S:
+                self._awaits |= not given.size
                 return
         else:
             with open(name, "rb", buffering=0) as file:
@@ -142,9 +159,11 @@ class Growth:
         self._numbers[given.name] = len(self._looked.logs)
         self._looked.logs.append(given)
 
-    def _pieces(self, found: list[tuple[Given, int]], at_us: int) -> Iterable[str]:
-        """Of each log in its turn, so that all advance; what is given out counts at once."""
-        left = GIVEN_BYTES_MAX
+    def _pieces(self, found: list[tuple[Given, int]], at_us: int) -> tuple[list[str], bool]:
+        """Of each log in its turn, so that all advance; what is given out counts at once. And whether that is
+        all there is."""
+        left = self._bytes_max
+        pieces: list[str] = []
         while found and left > 0:
             more = []
             for given, end in found:
@@ -152,12 +171,13 @@ class Growth:
                 given.size = end if is_packed(given.name) else self._cut(given.name, start, end)
                 left -= given.size - start
                 place = (start, given.size, start, given.size)
-                yield _line(given.side, self._numbers[given.name], given.name, place, at_us)
+                pieces.append(_line(given.side, self._numbers[given.name], given.name, place, at_us))
                 if given.size < end:
                     more.append((given, end))
                 if left <= 0:
-                    break
+                    return pieces, (given, end) == found[-1] and not more
             found = more
+        return pieces, True
 
     @staticmethod
     def _cut(name: str, start: int, end: int) -> int:

@@ -203,8 +203,7 @@ class Recomputed:
 
     def _compute(self, name: str) -> None:
         low = of_inputs(self.plan.makers[name], self.marks)
-        inputs = [number for number, (of, _, _) in self.plan.inputs.items() if of == name]
-        rows = self.rows(*map(input_rows, inputs))
+        rows = self.rows(*map(input_rows, self.plan.inputs_of[name]))
         in_order = rows.repartition(self.parts, "part").sortWithinPartitions("part", "low", "blob")
         self._keep(map_in_arrow(in_order, partial(compute, self._work, name, low), _ROW))
         self.marks[name] = min([low, *(one.oldest for one in self._told if one.name == name)])

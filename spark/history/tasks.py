@@ -35,7 +35,7 @@ _BATCH_BYTES: Final = 8 << 20
 _STATE_ROWS: Final = 10_000
 _json: Final = msgspec.json.encode
 _pack: Final = msgspec.msgpack.Encoder().encode
-_unpack: Final = msgspec.msgpack.Decoder(Part).decode
+unpack: Final = msgspec.msgpack.Decoder(Part).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def parsing(work: Work, injector: str, upto: int) -> Parse:
     is."""
     plan = work.plan()
     inputs = {number: plan.inputs[number][1] for number in plan.readers[injector]}
-    parser, rows = LineParser(plan.topology.injectors[injector], inputs), _Rows(work)
+    parser, rows = LineParser(plan.topology.injectors[injector], inputs), Rows(work)
 
     def parse(log: str, _path: str, chunk: Chunk) -> Iterator[Any]:
         letters = []
@@ -133,7 +133,7 @@ def parsing(work: Work, injector: str, upto: int) -> Parse:
 def compute(work: Work, name: str, low: int, batches: Iterable[Any]) -> Iterator[Any]:
     """Rows of a computation's inputs, all of a part together and by their oldest times, -> rows of what it
     produces. `low`: where its low watermark ends."""
-    plan, rows = work.plan(), _Rows(work)
+    plan, rows = work.plan(), Rows(work)
     at, replay = -1, None
     for batch in batches:
         for part, blob in zip(batch.column("part").to_pylist(), batch.column("blob"), strict=True):
@@ -142,7 +142,7 @@ def compute(work: Work, name: str, low: int, batches: Iterable[Any]) -> Iterator
                     yield from rows.ended(replay)
                 at, replay = part, Replay(plan, name, low)
             assert replay is not None
-            piece = _unpack(blob.as_buffer())
+            piece = unpack(blob.as_buffer())
             replay.take(piece.input, piece.records)
             rows.produced(replay.stage)
             yield from rows.batches()
@@ -151,7 +151,7 @@ def compute(work: Work, name: str, low: int, batches: Iterable[Any]) -> Iterator
     yield from rows.batches(True)
 
 
-class _Rows:
+class Rows:
     """Gathers what a task makes."""
 
     def __init__(self, work: Work) -> None:

@@ -1,0 +1,177 @@
+"""`photon millwheel spark`: killed anywhere, each line of the sinks is there once, as in a run."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from millwheel import Logs, Push, TopologyError
+from millwheel.testing import in_order, oracle
+from photon.core.errors import UsageError
+from tests.millwheel.topologies import two_stages
+from tests.spark.histories import CHAIN, COUNTS, DECLARED, NAME, ROOT, SECOND, WALL
+from tests.waiting import wait_until
+
+pytest.importorskip("pyspark")
+from spark.history.live import check_live, live
+
+WAIT_S = 180.0
+COMMAND = """\
+import os, signal, sys
+import spark.history.live as module
+whole = module.live
+
+def checkpoint(where):
+    if where == os.environ["KILL_AT"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+module.live = lambda *given: whole(*given, checkpoint=checkpoint)
+from photon.cli.main import main
+main()
+"""
+
+
+@pytest.fixture
+def run(tmp_path, requirements):
+    with contextlib.ExitStack() as started:
+        yield lambda topology: Running(tmp_path, topology, started)
+
+
+class Running:
+    """A topology on Spark, in a process of its own, over logs that grow."""
+
+    def __init__(self, directory, topology, started):
+        self.directory, self.name, self._started = directory, NAME + topology, started
+        self.lines = []
+        (directory / "logs").mkdir()
+
+    def start(self, kill_at=""):
+        words = ["millwheel", "spark", self.name, "--work", "work", "--every", "0.3s", "--json"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *words, "--master", "local[2]", "--driver-memory", "512m"],
+            cwd=self.directory,
+            env={**os.environ, "PYTHONPATH": ROOT, "KILL_AT": kill_at},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.callback(process.kill)
+        return process
+
+    def write(self, count, dice, users=20):
+        """Of this moment, and none behind the two seconds that one may be."""
+        now = time.time_ns() // 1_000
+        for row in range(count):
+            user = f"user{row % users}"
+            line = {"user": user, "ts": now - dice.randrange(SECOND), "what": "click"}
+            self.lines.append(line)
+            with (self.directory / f"logs/{row % 3}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def sinks(self, growing=True):
+        found = {}
+        for path in sorted((self.directory / "out").glob("*/*.jsonl")):
+            for line in path.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n") or not growing:
+                    found.setdefault(path.parent.name, []).append(json.loads(line))
+        return found
+
+    def await_all(self, process, topology):
+        expected = in_order(oracle(topology, {"clicks": self.lines}))
+        expected.pop("dead-letters")
+
+        def there():
+            return in_order(self.sinks()) == expected
+
+        wait_until(lambda: process.poll() is not None or there(), WAIT_S, lambda: self.told(expected))
+        assert process.poll() is None, process.communicate()[1][-3000:]
+
+    def told(self, expected):
+        found = in_order(self.sinks())
+        return str({name: (len(lines), len(found.get(name, []))) for name, lines in expected.items()})
+
+    def stop(self, process):
+        """-> the summaries of its batches."""
+        process.send_signal(signal.SIGTERM)
+        said, error = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 128 + signal.SIGTERM, error[-2000:]
+        return [json.loads(line) for line in said.splitlines()]
+
+
+def pythons_of(process):
+    """Spark's, which live as long as it does."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "pyspark.daemon" in child.cmdline():
+                yield child
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_driver_and_pythons_that_are_killed_change_no_line(tmp_path, run):
+    running, dice = run("COUNTS"), random.Random(5)
+    (tmp_path / "logs/bad.jsonl").write_text("no line\n")
+    for point in ("staged", "noted", "written"):
+        running.write(100, dice)
+        process = running.start(point)
+        _, error = process.communicate(timeout=WAIT_S)
+        assert process.returncode == -signal.SIGKILL, error[-2000:]
+    process = running.start()
+    running.write(200, dice)
+    running.await_all(process, COUNTS)
+    running.write(200, dice)
+    killed = [python.kill() for python in pythons_of(process)]
+    running.await_all(process, COUNTS)
+    assert killed
+    running.stop(process)
+    letters = (tmp_path / "work/dead-letters/dead-letters-0-000000.jsonl").read_text().splitlines()
+    assert [json.loads(letter)["line"] for letter in letters] == ["no line"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("name", "topology"), [("CHAIN", CHAIN), ("WALL", WALL)])
+def test_holds_wall_clock_timers_and_several_inputs_are_as_in_a_run(tmp_path, run, name, topology):
+    """A user has one line, as the order of records is promised nowhere; a timer on the wall clock may come
+    with any batch, so its effect is not compared."""
+    running = run(name)
+    process = running.start()
+    running.write(60, random.Random(2), users=60)
+    if name == "CHAIN":
+        running.await_all(process, topology)
+    else:
+        wait_until(lambda: running.sinks().get("visits"), WAIT_S)
+        running.write(20, random.Random(3))
+        wait_until(lambda: any("soon" in line for line in running.sinks()["visits"]), WAIT_S)
+        wait_until(lambda: sum(line["pages"] for line in running.sinks()["visits"]) == 80, WAIT_S)
+    batches = running.stop(process)
+    read = sum(batch["counts"].get("clicks", {}).get("records", 0) for batch in batches)
+    assert read == len(running.lines)
+    other = "CHAIN" if name == "WALL" else "WALL"
+    begun = (NAME + other, Path("work"), None, 1.0)
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(tmp_path)
+        with pytest.raises(UsageError, match="computations, inputs and sinks are not"):
+            live(*begun)
+
+
+def test_what_spark_can_not_run_is_refused_with_the_reason(tmp_path):
+    for injector, why in (
+        (Push("127.0.0.1:7100", "ts"), "it is pushed to"),
+        (Logs("logs/*", "ts", silent="hold"), 'silent="hold" goes by the last line'),
+        (Logs("logs/*", "ts", percentile=99.0, lateness_s=5), "a percentile"),
+        (Logs("logs/*", "ts", expected=("logs/0*",)), "expected files"),
+    ):
+        with pytest.raises(TopologyError, match=why):
+            check_live(two_stages(injector))
+    with pytest.raises(TopologyError, match="asks or changes something outside"):
+        check_live(DECLARED)
+    check_live(two_stages())
