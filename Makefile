@@ -23,7 +23,7 @@ HELM_VERSION := v3.16.4
 # Where the machine sets it, each process that a test starts would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-spark test-long test-faults test-compose fuzz mutants soak soak-faults results toxiproxy site check bench proto clean
+.PHONY: demo test test-spark test-long test-faults test-compose fuzz mutants soak soak-faults soak-millwheel results toxiproxy site check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
@@ -57,6 +57,9 @@ soak-faults: $(VENV)/.dev $(TOXIPROXY)  ## random faults on whole systems for MI
 results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn into docs/results.md: twenty minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/figures.txt
 	$(BIN)/python -m benchmarks.figures
+
+soak-millwheel: $(VENV)/.dev $(TOXIPROXY)  ## random faults on machines that compute one run for MINUTES (30), then a report
+	$(BIN)/python -m tests.millwheel.soak --minutes $(MINUTES)
 
 soak: $(VENV)/.dev  ## more seeds than test-long; tens of thousands through the simulator of the replicated log: hours
 	PHOTON_SOAK=1 $(PYTEST) -m soak

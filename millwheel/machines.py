@@ -27,13 +27,13 @@ from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
 
-LEASE_S: Final = 2.5
+LEASE_S: Final = 2.0
 SKEW_S: Final = 0.5
 """Clocks of two servers, one of which takes over from the other, may differ by less."""
-RENEW_S: Final = 0.5
+RENEW_S: Final = 0.25
 HURRY_S: Final = 0.1
 """The same while workers are to stop."""
-BACK_S: Final = 2 * RENEW_S
+BACK_S: Final = 1.0
 """After a store was away for longer than the lease, within which all machines are back that wait for it."""
 STANDS_STILL_S: Final = 15.0
 """A run that looks after nothing for so long (storage that hangs) is given up."""

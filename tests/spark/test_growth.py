@@ -30,8 +30,8 @@ def logs(tmp_path):
     return tmp_path
 
 
-def new(logs, clock):
-    return Growth(logs / "home", ([str(logs / "queries")], [str(logs / "clicks")]), clock)
+def new(logs, clock, **given):
+    return Growth(logs / "home", ([str(logs / "queries")], [str(logs / "clicks")]), clock, **given)
 
 
 def ranges(logs):
@@ -96,10 +96,9 @@ def test_a_kill_before_the_file_of_ranges_is_there_leaves_none_out(logs, monkeyp
 
 def test_large_growth_is_given_out_in_pieces_of_whole_lines_and_in_turn(logs, monkeypatch):
     monkeypatch.setattr(module, "PIECE_BYTES", 100)
-    monkeypatch.setattr(module, "GIVEN_BYTES_MAX", 500)
     for name in ("clicks/a", "clicks/b", "queries/q"):
         (logs / name).write_bytes(b"".join(b"line %04d\n" % n for n in range(100)))
-    growth, looks = new(logs, Clock()), 0
+    growth, looks = new(logs, Clock(), bytes_max=500), 0
     while growth.look():
         looks += 1
     assert looks == len(ranges(logs)) >= 6
@@ -153,3 +152,28 @@ def test_what_was_looked_at_and_can_not_be_read_is_told(logs):
     (logs / "home/looked.json").write_bytes(b"{")
     with pytest.raises(CorruptStateError, match=r"looked\.json"):
         new(logs, Clock())
+
+
+def test_a_tick_says_whether_all_that_there_is_was_given_out(logs):
+    clock = Clock()
+    (logs / "clicks/a").write_bytes(b"line\n" * 100)
+    growth = new(logs, clock, tick_s=1.0, bytes_max=1)
+    (logs / "clicks/b").write_bytes(b"line\n" * 100)
+    path = logs / "clicks/c.gz"
+    path.write_bytes(b"packed")
+
+    def packed(age_s):
+        os.utime(path, (clock.us / 1e6 - age_s, clock.us / 1e6 - age_s))
+
+    packed(1)
+    assert growth.look() and growth.look() and not growth.look()
+    clock.us += 2_000_000
+    packed(1)
+    assert growth.look()
+    packed(20)
+    assert growth.look()
+    (logs / "clicks/later").write_bytes(b"line\n")  # this side's files are read once they are listed
+    unread = new(logs, clock, tick_s=1.0, reads=lambda side, name: not name.endswith("later"))
+    assert not unread.look()
+    ticks = [[one["end"] for one in of if one["side"] == TICK] for of in ranges(logs).values()]
+    assert ticks == [[0], [0], [0], [1]]
