@@ -121,7 +121,7 @@ def live(
             home,
             state.patterns,
             SystemClock(),
-            every_s,
+            0.0,
             lambda side, path: side not in listed or listed[side].has(path),
             BATCH_BYTES_MAX,
         )
@@ -132,8 +132,10 @@ def live(
         try:
             with spark_failures():
                 query = _started(session, home, state, order, growth, batches)
+                next_look = 0.0
                 while going():
-                    if not works(query):  # a batch takes what came during the one before it
+                    if time.monotonic() >= next_look and not works(query):  # it takes what came meanwhile
+                        next_look = time.monotonic() + every_s
                         growth.look()
                     if query.awaitTermination(min(every_s, _LOOK_S)):  # raises what ended it
                         break

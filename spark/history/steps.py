@@ -29,7 +29,8 @@ MARK: Final = "mark"
 """A row whose `low` is a Mark's low watermark."""
 _ROW: Final = from_arrow_schema(ROW)
 _Made = dict[str, Any]
-_LOG_BYTES: Final = 4 << 20
+LOG_BYTES = 4 << 20
+"""Of a state's log on top of what is new in it, before it is written anew."""
 _ROWS: Final = 10_000
 _pack: Final = msgspec.msgpack.Encoder().encode
 
@@ -78,7 +79,7 @@ class Step(StatefulProcessor):
     """Of one computation, by parts of the keys."""
 
     def __init__(self, work: Work, name: str) -> None:
-        self._work, self._name = work, name
+        self._work, self._name, self._log_bytes = work, name, LOG_BYTES
 
     def init(self, handle: Any) -> None:
         self._log = handle.getListState("log", "packed binary")
@@ -115,7 +116,7 @@ class Step(StatefulProcessor):
         low = stage.low_watermark if work is None else min(stage.low_watermark, work)
         counts = {what: count - before[what] for what, count in stage.counts.items()}
         made.tell(Told(self._name, counts, oldest=NEVER if work is None else work))
-        self._keep(kept)
+        self._keep(part, kept)
         for batch in made.batches(True):
             yield from (Row(**one) for one in batch.to_pylist())
         yield from (Row(**one) for one in marks(self._work.parts, Mark(self._name, part, stage.now), low))
@@ -124,13 +125,15 @@ class Step(StatefulProcessor):
         pass
 
     def _as_of_before(self, plan: Plan, part: int) -> _Kept:
-        """What the batch before left: as this process has it, if it is that, or from Spark's state."""
-        past, kept = self._past.get(), _kept.get((self._name, part))
+        """What the batch before left: as this process has it, if it is that, or from Spark's state. Not kept
+        while this batch changes it."""
+        past, kept = self._past.get(), _kept.pop((self._name, part), None)
         if past is None or kept is None or bytes(past[1]) != kept.version:
-            kept = _kept[self._name, part] = _Kept(plan, self._name)
+            kept = _Kept(plan, self._name)
             for (packed,) in self._log.get() if past is not None else ():
                 kept.log_bytes += len(packed)
                 kept.take(_changes(bytes(packed)))
+            kept.whole_bytes = sum(len(name) + len(packed) for name, packed in kept.rows.items())
             for name, packed in kept.rows.items():
                 if name.startswith(TIMERS):
                     kept.stage.due.restore(*unpack_timers(packed))
@@ -146,7 +149,7 @@ class Step(StatefulProcessor):
         ]
         return min(told[one] for one in wanted)
 
-    def _keep(self, kept: _Kept) -> None:
+    def _keep(self, part: int, kept: _Kept) -> None:
         """One blob of changes a batch; all of it anew where most of them are no more."""
         stage, kept.version = kept.stage, os.urandom(8)
         changes, stage.changes = stage.changes, {}
@@ -155,14 +158,17 @@ class Step(StatefulProcessor):
         if changes:
             packed = _pack(changes)
             kept.log_bytes += len(packed)
-            if kept.log_bytes > 2 * kept.whole_bytes + _LOG_BYTES:
+            if kept.log_bytes > 2 * kept.whole_bytes + self._log_bytes:
                 rows = list(kept.rows.items())
                 blobs = [_pack(dict(rows[at : at + _ROWS])) for at in range(0, len(rows), _ROWS)]
                 kept.log_bytes = kept.whole_bytes = sum(map(len, blobs))
-                self._log.put([(blob,) for blob in blobs])
+                self._log.clear()
+                for blob in blobs:
+                    self._log.appendValue((blob,))
             else:
                 self._log.appendValue((packed,))
         self._past.update((stage.low_watermark, kept.version))
+        _kept[self._name, part] = kept
 
 
 def stepped(rows: DataFrame, work: Work, name: str) -> DataFrame:

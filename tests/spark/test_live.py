@@ -26,7 +26,8 @@ from spark.history.live import check_live, live
 WAIT_S = 180.0
 COMMAND = """\
 import os, signal, sys
-import spark.history.live as module
+import spark.history.live as module, spark.history.steps as steps
+steps.LOG_BYTES = 300
 whole = module.live
 
 def checkpoint(where):
