@@ -253,8 +253,8 @@ class Machines:
             began = self._clock.monotonic()
             view = self._store.renew(self.me, self.at, LEASE_S)
             now = self._clock.monotonic()
-            if self._renewed and now > self._renewed + LEASE_S:
-                self._awaited = now + BACK_S  # its own row had ended, and so had theirs
+            if self._renewed and now > self._renewed + LEASE_S - 2 * RENEW_S:
+                self._awaited = now + BACK_S  # rows of others may have ended as its own nearly had
             self._renewed = now
             self.view = view._replace(awaited=now < self._awaited)
             if self.view.round.number == self.at:

@@ -257,7 +257,7 @@ class _Worker:
         self.store = world.store.claim(slots_of(world.owners, me), self.sequencer)
         self.wheel = Wheel(world.plan, self.store, me, world.owners, self.sequencer)
         if world.faults and self.sequencer % 2:
-            self.wheel.share = 1e-9  # as little at a time as there is
+            self.wheel.pace.share = 1e-9  # as little at a time as there is
         self.files = {
             name: [file for file in files if file % world.workers == me]
             for name, files in world.files.items()

@@ -144,7 +144,6 @@ class Worker:
             self._spent += work * ((seconds - self._reading) / all_work)
         self._worked += seconds
         self._reading = 0.0
-        self._wheel.took(seconds, self._left or self._wheel.due)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -194,8 +193,6 @@ class Worker:
 
     _more = True
     """A log has more, as of the last look."""
-    _left = False
-    """As of the last chunks."""
 
     @property
     def _may_read(self) -> bool:
@@ -214,25 +211,27 @@ class Worker:
 
     def _look(self) -> None:
         """Read what the logs have, and take it through the stages."""
-        self._more = self._left = False
+        began, left = self._clock.monotonic(), False
+        self._more = False
         for source in self._sources:
             positions = source.look()
             if positions:
                 self._wheel.inject(source.name, {}, positions)
             if self._may_read:
-                began = self._clock.monotonic()
-                found = source.read(self._wheel.share)
+                reads = self._clock.monotonic()
+                found = source.read(self._wheel.pace.share)
                 if found is not None:
                     self._more = True
-                    self._left |= found.more
+                    left |= found.more
                     self._chunks += 1
                     self._wheel.inject(source.name, found.records, found.positions, found.letters)
-                    took = self._clock.monotonic() - began
+                    took = self._clock.monotonic() - reads
                     self._spent[found.slot] += took
                     self._reading += took
             else:
                 self._more = True
         self._wheel.turn(self._clock.now_us())
+        self._wheel.pace.took(self._clock.monotonic() - began, left or self._wheel.due)
         self._hand_on(*self._wheel.early())
         for source in self._sources:
             self._wheel.bound(source.name, source.bound())

@@ -73,8 +73,6 @@ TURN_S: Final = 0.25
 it, wait no longer than that, unless a single call takes longer."""
 HEARD_MAX: Final = 1 << 16
 """Records of other workers in a whole turn, about."""
-_FIRST_SHARE: Final = 1 / 64
-_LEAST_SHARE: Final = 1 / HEARD_MAX
 
 
 class Lines(NamedTuple):
@@ -106,6 +104,44 @@ class _Sent(NamedTuple):
     number: int
     lows: dict[str, int]
     bytes: int
+
+
+class Pace:
+    """How much a turn takes on. `share`: of a whole one."""
+
+    _LEAST = 1 / HEARD_MAX
+    _STEP = 4.0
+    _PATIENCE = 64
+
+    def __init__(self) -> None:
+        self.share = 1 / 64
+        self._first: tuple[float, float] | None = None
+        """Share and seconds of the first of several turns that took long."""
+        self._patience, self._lasting = 0, 0.0
+        """Turns that may take long; how long the smallest one did."""
+
+    def took(self, seconds: float, more: bool) -> None:
+        """A turn of this share. `more`: it has left something."""
+        if seconds <= TURN_S:
+            self._first = None
+            if more:
+                self.share = min(self.share * min(2.0, TURN_S / max(seconds, 1e-9)), 1.0)
+        elif self._patience:
+            self._patience -= 1
+            if more and seconds < 2 * self._lasting:
+                self.share = min(2 * self.share, 1.0)
+        elif self._first is None:
+            self._first = self.share, seconds
+            self._less(seconds)
+        elif self.share <= self._first[0] / self._STEP and seconds > self._first[1] / 2:
+            # It is not for what it takes on that a turn takes so long.
+            self.share, self._first = self._first[0], None
+            self._patience, self._lasting = self._PATIENCE, seconds
+        else:
+            self._less(seconds)
+
+    def _less(self, seconds: float) -> None:
+        self.share = max(self.share * max(TURN_S / seconds, 1 / self._STEP), self._LEAST)
 
 
 class Wheel:
@@ -142,8 +178,7 @@ class Wheel:
         for row, packed in store.scan(HEARD):
             floors = self._floors(row[1])
             np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
-        self.share = _FIRST_SHARE
-        """Of what a whole turn takes on: how much the next one does."""
+        self.pace = Pace()
         self._inbox: deque[Frame] = deque()
         self._unacked: dict[int, dict[tuple[int, int], _Sent]] = {to: {} for to in range(self.workers)}
         for lane in (*self.lanes, *map(weak_lane, self.lanes)):
@@ -222,7 +257,7 @@ class Wheel:
         is due at once."""
         self._now = now
         heard = 0
-        while self._inbox and heard < self.share * HEARD_MAX:
+        while self._inbox and heard < self.pace.share * HEARD_MAX:
             heard += self._hear(self._inbox.popleft())
         more = bool(self._inbox)
         for name, stage in self.stages.items():
@@ -234,17 +269,10 @@ class Wheel:
                         stage.process(read, together(parts))
                 if weak:
                     self._drain(name, stage, weak)
-            stage.fire(self.share)
+            stage.fire(self.pace.share)
             self._drain(name, stage, False)
             more |= self._is_due(stage)
         return more
-
-    def took(self, seconds: float, more: bool) -> None:
-        """By which the next turn is larger or smaller. `more`: this one has left something."""
-        if seconds > TURN_S:
-            self.share = max(self.share * TURN_S / seconds, _LEAST_SHARE)
-        elif more and seconds < TURN_S / 2:
-            self.share = min(2 * self.share, 1.0)
 
     def early(self) -> Early:
         """What leaves at once; to be asked for after each turn, and when a commit has begun."""

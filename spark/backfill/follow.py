@@ -39,7 +39,7 @@ from photon.core.disk import make_directory, storage_errors, sync_directory, wri
 from photon.core.errors import CorruptStateError, PhotonError, UsageError
 from photon.core.settings import SERVED_RETENTION_DAYS, Settings
 from spark.backfill.bucket import Work
-from spark.backfill.growth import FOREIGN, PRIMARY, RANGE, Growth
+from spark.backfill.growth import FOREIGN, PRIMARY, Growth, ranges_of
 from spark.backfill.job import BUCKETS_MAX, Job, LogInput, Phase, Place, reading_of, summary_of
 from spark.backfill.publishing import Abandoned, Publisher, abandon, fenced, next_number
 from spark.backfill.rows import KIND_BITS, SCHEMA, Kind, foreign_rows, place_of, primary_rows
@@ -345,8 +345,7 @@ def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batc
     settings = order.settings
     kept_s = round(86_400 * (settings.registry.retention_days or SERVED_RETENTION_DAYS))
     waits_s = round(settings.joiner.unjoinable_age_s)
-    given = session.readStream.schema(RANGE).option("cleanSource", "delete")
-    ranges = given.json(str(growth.ranges.absolute())).repartition(tasks, "number", "start")
+    ranges = ranges_of(session, growth.ranges).repartition(tasks, "number", "start")
     primaries = (
         _parsed(ranges.filter(F.col("side") != FOREIGN), settings, [Kind.PRIMARY], "p")
         .withWatermark("p_at", SAME_PRIMARY_WITHIN)

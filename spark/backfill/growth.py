@@ -9,8 +9,9 @@ A log is known by its name. One that was cut, or renamed so that another has its
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -21,6 +22,9 @@ from photon.logs.files import end_of_last_line, named_files
 from photon.logs.packed import is_packed
 from spark.backfill.job import FILES_MAX, LogInput
 from spark.reading.paths import check_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 RANGE: Final = (
     "side int, number int, name string, file_start long, size long, start long, end long, at_us long"
@@ -52,6 +56,12 @@ class Looked(msgspec.Struct):
     number: int = -1
     at_us: int = 0
     ranges: list[str] = []
+
+
+def ranges_of(session: "SparkSession", directory: Path) -> "DataFrame":
+    """What Spark follows: files of ranges that are whole, and deleted once they are read."""
+    given = session.readStream.schema(RANGE).option("cleanSource", "delete")
+    return given.option("pathGlobFilter", "*.json").json(str(directory.absolute()))
 
 
 class Growth:
@@ -125,13 +135,15 @@ class Growth:
                 check_name(name)
                 if not self._reads(side, name):
                     continue
-                with storage_errors(Path(name)):
+                with storage_errors(Path(name)), suppress(FileNotFoundError):  # it was deleted meanwhile
                     grown += self._grown(name, side)
         return grown
 
     def _grown(self, name: str, side: int) -> Iterable[tuple[Given, int]]:
         status, number = os.stat(name), self._numbers.get(name)
         given = Given(name, side) if number is None else self._looked.logs[number]
+        if given.side != side:
+            raise UsageError(f"{name} is named twice, for two kinds of events; name each log once")
         if status.st_size < given.size:
             raise UsageError(
                 f"{name} has {status.st_size} bytes, and {given.size} of it were read: it was cut, or is "

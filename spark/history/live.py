@@ -41,7 +41,7 @@ from photon.core.disk import DirectoryLock, make_directory, storage_errors, writ
 from photon.core.errors import CorruptStateError, UsageError
 from spark.backfill.follow import SESSION_CONF as FOLLOW_CONF
 from spark.backfill.follow import STATE_CONF, works
-from spark.backfill.growth import RANGE, TICK, Growth
+from spark.backfill.growth import TICK, Growth, ranges_of
 from spark.backfill.run import send_adapter
 from spark.history.run import SESSION_CONF as HISTORY_CONF
 from spark.history.run import check
@@ -54,6 +54,7 @@ SESSION_CONF: Final = {
     **FOLLOW_CONF,
     **HISTORY_CONF,
     "spark.python.authenticate.socketTimeout": "60s",  # to start a Python, on a machine that has much to do
+    "spark.sql.streaming.fileSource.log.compactInterval": "1000",  # each time all names ever are written anew
 }
 BATCH_BYTES_MAX: Final = 64 << 20
 """Of logs: the lines that come of it are in the driver's memory."""
@@ -132,6 +133,7 @@ def live(
         try:
             with spark_failures():
                 query = _started(session, home, state, order, growth, batches)
+                opened.callback(query.stop)
                 next_look = 0.0
                 while going():
                     if time.monotonic() >= next_look and not works(query):  # it takes what came meanwhile
@@ -139,7 +141,6 @@ def live(
                         growth.look()
                     if query.awaitTermination(min(every_s, _LOOK_S)):  # raises what ended it
                         break
-                query.stop()
         except SparkFailedError as error:
             raise batches.failure or error from error
 
@@ -169,6 +170,9 @@ def _begun(home: Path, topology: Topology, work: Path, session: SparkSession) ->
             _save(home, state)
         except msgspec.DecodeError as error:
             raise CorruptStateError(f"{path}: {error}; restore it") from error
+    for there in (home / "checkpoints" / "metadata", home / "looked.json"):
+        if state.batch >= 0 and not there.exists():
+            raise CorruptStateError(f"{there} is gone, and what {home} has is nothing without it: restore it")
     now = {"numbers": numbers, "spark": pyspark.__version__, "patterns": patterns}
     what = {
         "numbers": "its computations, inputs and sinks",
@@ -281,8 +285,7 @@ def _started(
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     for name, value in {**STATE_CONF, "spark.sql.shuffle.partitions": str(state.tasks)}.items():
         session.conf.set(name, value)
-    given = session.readStream.schema(RANGE).option("cleanSource", "delete")
-    ranges = given.json(str(growth.ranges.absolute())).repartition(state.tasks, "number", "start")
+    ranges = ranges_of(session, growth.ranges).repartition(state.tasks, "number", "start")
     rows = map_in_arrow(ranges, partial(_records, work), _ROW)
     for name in work.plan().order:
         rows = stepped(rows, work, name)

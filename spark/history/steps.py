@@ -29,6 +29,8 @@ MARK: Final = "mark"
 """A row whose `low` is a Mark's low watermark."""
 _ROW: Final = from_arrow_schema(ROW)
 _Made = dict[str, Any]
+_FIRES_MAX: Final = 256
+"""Times in a batch that timers are called: for one that sets itself again there is no end of it."""
 LOG_BYTES = 4 << 20
 """Of a state's log on top of what is new in it, before it is written anew."""
 _ROWS: Final = 10_000
@@ -75,7 +77,7 @@ _kept: dict[tuple[str, int], _Kept] = {}
 """By computation and part."""
 
 
-class Step(StatefulProcessor):
+class Step(StatefulProcessor):  # type: ignore[misc, unused-ignore]
     """Of one computation, by parts of the keys."""
 
     def __init__(self, work: Work, name: str) -> None:
@@ -93,15 +95,19 @@ class Step(StatefulProcessor):
         mine: list[tuple[int, int, bytes]] = []
         told: dict[tuple[str, int], int] = {}
         through: list[Row] = []
+        following = plan.order[plan.order.index(self._name) + 1 :]
+        later = {maker for name in following for maker in plan.makers[name]}
         for row in rows:
             if row.what in inputs:
                 mine.append((inputs[row.what], row.low, bytes(row.blob)))
                 continue
-            through.append(row)
             if row.what == MARK:
                 mark = _mark(bytes(row.blob))
                 stage.now = max(stage.now, mark.now)
                 told[mark.name, mark.part] = max(row.low, told.get((mark.name, mark.part), BEFORE))
+                if mark.name not in later:
+                    continue
+            through.append(row)
         yield from through
         made = Rows(self._work)
         before = dict(stage.counts)
@@ -110,7 +116,9 @@ class Step(StatefulProcessor):
             stage.process(number, together([unpack(blob).records for of, _, blob in mine if of == number]))
             made.produced(stage)
         stage.low_watermark = max(stage.low_watermark, self._low(plan, told))
-        while stage.fire():
+        for _ in range(_FIRES_MAX):
+            if not stage.fire():
+                break
             made.produced(stage)
         work = stage.oldest_work()
         low = stage.low_watermark if work is None else min(stage.low_watermark, work)
@@ -119,7 +127,9 @@ class Step(StatefulProcessor):
         self._keep(part, kept)
         for batch in made.batches(True):
             yield from (Row(**one) for one in batch.to_pylist())
-        yield from (Row(**one) for one in marks(self._work.parts, Mark(self._name, part, stage.now), low))
+        if self._name in later:
+            mine_is = Mark(self._name, part, stage.now)
+            yield from (Row(**one) for one in marks(self._work.parts, mine_is, low))
 
     def close(self) -> None:
         pass

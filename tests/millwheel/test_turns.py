@@ -9,7 +9,7 @@ from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.records import FRAME_RECORDS, Part, Records, by_frames, coded
 from millwheel.engine.shares import even, slots_of
 from millwheel.engine.store import MemoryStore
-from millwheel.engine.wheel import TURN_S, Wheel
+from millwheel.engine.wheel import TURN_S, Pace, Wheel
 from millwheel.testing import _packed, _parsers
 from tests.millwheel.test_sources import Read
 from tests.millwheel.topologies import SECOND, two_stages
@@ -29,20 +29,34 @@ def with_records(wheel, count, keys=40):
     return wheel
 
 
-def test_a_turn_that_took_long_is_followed_by_smaller_ones_until_they_do_not():
-    wheel, seconds_a_whole_turn = made(), 100.0
-    for _ in range(20):
-        seconds = wheel.share * seconds_a_whole_turn
-        wheel.took(seconds, more=True)
-    assert TURN_S / 4 <= wheel.share * seconds_a_whole_turn <= TURN_S
-    wheel.took(1e6, more=True)
-    assert wheel.share > 0
-    few = wheel.share
-    wheel.took(0.0, more=False)  # nothing says that more could be done
-    assert wheel.share == few
-    for _ in range(20):
-        wheel.took(0.0, more=True)
-    assert wheel.share == 1.0
+def paced(fixed, whole, turns=400, stop_at=None):
+    """The shares of turns that take so long, and longer the more they take on; one stands still for long."""
+    pace, shares = Pace(), []
+    for turn in range(turns):
+        shares.append(pace.share)
+        pace.took(30.0 if turn == stop_at else fixed + whole * pace.share, more=True)
+    return shares
+
+
+@pytest.mark.parametrize("whole", [10.0, 100.0, 10_000.0])
+def test_turns_of_slow_code_take_a_moment_each(whole):
+    lasting = [0.01 + share * whole for share in paced(0.01, whole)[20:]]
+    assert max(lasting) <= 2 * TURN_S and sum(lasting) / len(lasting) >= TURN_S / 4
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.05, 0.13, 0.2, 0.24, 0.26, 0.5, 5.0])
+@pytest.mark.parametrize("stop_at", [None, 100])
+def test_what_takes_long_for_another_reason_is_done_in_turns_that_are_not_small(fixed, stop_at):
+    shares = paced(fixed, 0.2, stop_at=stop_at)[200:]
+    could = 1.0 if fixed >= TURN_S else min((TURN_S - fixed) / 0.2, 1.0)
+    assert sum(shares) / len(shares) >= 0.7 * could
+
+
+def test_without_more_to_do_a_turn_does_not_grow():
+    pace = Pace()
+    for _ in range(9):
+        pace.took(0.0, more=False)
+    assert pace.share == Pace().share
 
 
 def test_a_frame_has_no_more_than_who_gets_it_can_do_in_a_moment_and_all_of_it_arrives():
@@ -55,7 +69,7 @@ def test_a_frame_has_no_more_than_who_gets_it_can_do_in_a_moment_and_all_of_it_a
     assert max(sizes) <= FRAME_RECORDS and len(frames) == -(-theirs // FRAME_RECORDS)
     for frame in frames:
         two.receive(frame)
-    two.share = 1e-9
+    two.pace.share = 1e-9
     heard = 0
     for _ in frames:
         assert two.turn(0) == (two.stages["windows"].counts["records"] < theirs)
@@ -74,7 +88,7 @@ def test_timers_of_a_turn_are_as_many_as_its_share_and_the_rest_is_due():
     wheel = with_records(made(), 400)
     wheel.turn(0)
     wheel.told(dict.fromkeys(wheel.marks | {"clicks": 10_000_000}, 10_000_000))
-    wheel.share = 1e-9
+    wheel.pace.share = 1e-9
     turns = 0
     while wheel.turn(0):
         turns += 1

@@ -177,3 +177,14 @@ def test_a_tick_says_whether_all_that_there_is_was_given_out(logs):
     assert not unread.look()
     ticks = [[one["end"] for one in of if one["side"] == TICK] for of in ranges(logs).values()]
     assert ticks == [[0], [0], [0], [1]]
+
+
+def test_a_log_of_two_sides_is_refused_and_one_that_is_gone_by_then_is_passed_over(logs, monkeypatch):
+    (logs / "clicks/a").write_bytes(b"line\n")
+    twice = Growth(logs / "home", ([str(logs / "clicks")], [str(logs / "clicks/a")]), Clock())
+    with pytest.raises(UsageError, match="is named twice"):
+        twice.look()
+    found = module.named_files
+    monkeypatch.setattr(module, "named_files", lambda patterns: [*found(patterns), str(logs / "clicks/gone")])
+    one = Growth(logs / "other", ([str(logs / "queries")], [str(logs / "clicks")]), Clock())
+    assert one.look() and [log.name for log in one.logs] == [str(logs / "clicks/a")]

@@ -4,24 +4,29 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from millwheel import Logs, Push, TopologyError
+from millwheel.engine.plan import numbered
 from millwheel.testing import in_order, oracle
-from photon.core.errors import UsageError
+from photon.core.errors import CorruptStateError, UsageError
 from tests.millwheel.topologies import two_stages
 from tests.spark.histories import CHAIN, COUNTS, DECLARED, NAME, ROOT, SECOND, WALL
 from tests.waiting import wait_until
 
 pytest.importorskip("pyspark")
-from spark.history.live import check_live, live
+import pyspark
+
+from spark.history.live import Live, check_live, live
 
 WAIT_S = 180.0
 COMMAND = """\
@@ -125,6 +130,8 @@ def test_a_driver_and_pythons_that_are_killed_change_no_line(tmp_path, run):
         process = running.start(point)
         _, error = process.communicate(timeout=WAIT_S)
         assert process.returncode == -signal.SIGKILL, error[-2000:]
+        [ranges, *_] = sorted((tmp_path / "work/spark/ranges").glob("*.json"))
+        shutil.copy(ranges, f"{ranges}.tmp")  # as one that is still written looks
     process = running.start()
     running.write(200, dice)
     running.await_all(process, COUNTS)
@@ -162,6 +169,17 @@ def test_holds_wall_clock_timers_and_several_inputs_are_as_in_a_run(tmp_path, ru
         here.chdir(tmp_path)
         with pytest.raises(UsageError, match="computations, inputs and sinks are not"):
             live(*begun)
+
+
+def test_without_its_checkpoints_nothing_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work/spark").mkdir(parents=True)
+    patterns = [[str(tmp_path / "logs/*.jsonl*")]]
+    begun = {"numbers": numbered(COUNTS, {}), "parts": 4, "tasks": 2, "places": {}, "batch": 3}
+    state = Live(spark=pyspark.__version__, patterns=patterns, **begun)
+    (tmp_path / "work/spark/live.json").write_bytes(msgspec.json.encode(state))
+    with pytest.raises(CorruptStateError, match="metadata is gone"):
+        live(f"{NAME}COUNTS", Path("work"), None, 1.0)
 
 
 def test_what_spark_can_not_run_is_refused_with_the_reason(tmp_path):
