@@ -29,6 +29,8 @@ MARK: Final = "mark"
 """A row whose `low` is a Mark's low watermark."""
 _ROW: Final = from_arrow_schema(ROW)
 _Made = dict[str, Any]
+KEPT_BYTES_MAX: Final = 256 << 20
+"""As packed, in a process; what is dropped is read from Spark's state again."""
 _FIRES_MAX: Final = 256
 """Times in a batch that timers are called: for one that sets itself again there is no end of it."""
 LOG_BYTES = 4 << 20
@@ -74,7 +76,7 @@ class _Kept:
 
 
 _kept: dict[tuple[str, int], _Kept] = {}
-"""By computation and part."""
+"""By computation and part, those of Spark's last tasks in this process at the end."""
 
 
 class Step(StatefulProcessor):  # type: ignore[misc, unused-ignore]
@@ -179,6 +181,8 @@ class Step(StatefulProcessor):  # type: ignore[misc, unused-ignore]
                 self._log.appendValue((packed,))
         self._past.update((stage.low_watermark, kept.version))
         _kept[self._name, part] = kept
+        while len(_kept) > 1 and sum(one.log_bytes for one in _kept.values()) > KEPT_BYTES_MAX:
+            del _kept[next(iter(_kept))]  # the one that came longest ago
 
 
 def stepped(rows: DataFrame, work: Work, name: str) -> DataFrame:
