@@ -124,8 +124,9 @@ def _follow(
     order: "Order", spark: SparkOptions, imported: Mapping[str, list[str]], copies: Path, as_json: bool
 ) -> int:
     from photon.connect.importer import copying
-    from spark.backfill.follow import SESSION_CONF, follow
+    from spark.backfill.follow import follow
     from spark.session import open_session
+    from spark.streaming import SESSION_CONF
 
     def told(number: int, summary: dict[str, Any]) -> None:
         counts = {fate.value: summary[fate.value] for fate in Fate if summary[fate.value]}

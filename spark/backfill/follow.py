@@ -12,7 +12,6 @@ What waits, on either side, is in Spark's state. Its clock is when lines were gi
 primaries are kept for `registry.retention_days`, a foreign event waits `joiner.unjoinable_age_s`.
 """
 
-import logging
 import secrets
 import threading
 import time
@@ -28,7 +27,6 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.storagelevel import StorageLevel
 
 from idregistry.client import RegistryClient
 from joiner.adapter import load_adapter
@@ -57,19 +55,12 @@ from spark.backfill.run import (
 from spark.reading.lines import LogFile, Range, batch_of, chunks_of
 from spark.reading.paths import is_uri
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
+from spark.streaming import Batches, prepare_session, works
 
-SESSION_CONF: Final = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
-"""RocksDB's snapshots ask for that one (Spark 4.3)."""
 ROWS_A_BUCKET: Final = 200_000
 SAME_PRIMARY_WITHIN: Final = "10 minutes"
 """A primary event that is logged again so soon counts once."""
 _STATE: Final = "follow.json"
-STATE_CONF: Final = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
-}
 _ROW_SCHEMA: Final = SCHEMA.append(pa.field("at_us", pa.int64()))
 
 Told = Callable[[int, dict[str, Any]], None]
@@ -247,9 +238,7 @@ def _job(state: Followed, incarnation: int, buckets: int, logs: tuple[LogInput, 
     )
 
 
-class _Batches:
-    """What Spark calls with each batch. `failure`: what a call of it raised."""
-
+class _Batches(Batches):
     def __init__(
         self,
         order: Order,
@@ -261,7 +250,6 @@ class _Batches:
         checkpoint: Checkpoint,
     ) -> None:
         self.state = state
-        self.failure: BaseException | None = None
         self._work = replace(order, place=replace(order.place, out=order.place.out.absolute()))
         self._incarnation = incarnation
         self._keeper = keeper
@@ -277,31 +265,19 @@ class _Batches:
             self._ended = True
             return self.state.unfinished is None
 
-    def take(self, rows: DataFrame, number: int) -> None:
-        try:
-            with spark_failures():
-                self._take(rows, number)
-        except BaseException as error:
-            self.failure = error
-            raise
-
-    def _take(self, rows: DataFrame, number: int) -> None:
+    def take_made(self, rows: DataFrame, number: int) -> None:
         began = time.monotonic()
-        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            count = rows.count()  # in any case: what waits is in Spark's state once the rows were made
-            job = self._planned(count, number)
-            if job is None:
-                return
-            place = self._work.place
-            if job.phase is Phase.PLANNED:
-                job = self._join(rows, job)
-                self._checkpoint("joined")
-            Publisher(place, job, self._keeper, self._checkpoint).publish()
-            self._checkpoint("published")
-            self._save(msgspec.structs.replace(job, phase=Phase.DONE))
-        finally:
-            rows.unpersist()
+        count = rows.count()  # in any case
+        job = self._planned(count, number)
+        if job is None:
+            return
+        place = self._work.place
+        if job.phase is Phase.PLANNED:
+            job = self._join(rows, job)
+            self._checkpoint("joined")
+        Publisher(place, job, self._keeper, self._checkpoint).publish()
+        self._checkpoint("published")
+        self._save(msgspec.structs.replace(job, phase=Phase.DONE))
         self._told(number, summary_of(job, place, time.monotonic() - began))
 
     def _planned(self, count: int, number: int) -> Job | None:
@@ -337,11 +313,8 @@ def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batc
     """The query. Two stateful steps: primaries each once; and the join, of which an event that nobody met
     comes by itself."""
     send_adapter(session, order.settings.adapter.use)
-    # It prints what a batch raised with its whole stack; `failure` has it.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     tasks = session.sparkContext.defaultParallelism
-    for name, value in {**STATE_CONF, "spark.sql.shuffle.partitions": str(tasks)}.items():
-        session.conf.set(name, value)
+    prepare_session(session, tasks)
     settings = order.settings
     kept_s = round(86_400 * (settings.registry.retention_days or SERVED_RETENTION_DAYS))
     waits_s = round(settings.joiner.unjoinable_age_s)
@@ -362,11 +335,6 @@ def _started(session: SparkSession, order: Order, growth: Growth, batches: _Batc
     rows = both.unionByName(others.select(_side(others, "o").alias("row")).select("row.*"))
     writer = rows.filter("length(key) = 16").writeStream.foreachBatch(batches.take)
     return writer.option("checkpointLocation", str(_checkpoints(order.place).absolute())).start()
-
-
-def works(query: Any) -> bool:
-    status = query.status
-    return bool(status["isTriggerActive"] or status["isDataAvailable"])
 
 
 def _parsed(ranges: DataFrame, settings: Settings, kinds: Collection[Kind], name: str) -> DataFrame:

@@ -11,7 +11,6 @@ at the end of the same files that a run has, once, whatever is killed.
     WORK/spark/looked.json, ranges/, checkpoints/, staged/
 """
 
-import logging
 import os
 import shutil
 import time
@@ -27,7 +26,6 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.storagelevel import StorageLevel
 
 from millwheel.computation import BEFORE
 from millwheel.engine.plan import Plan, numbered
@@ -39,8 +37,6 @@ from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters, lo
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
-from spark.backfill.follow import SESSION_CONF as FOLLOW_CONF
-from spark.backfill.follow import STATE_CONF, works
 from spark.backfill.growth import TICK, Growth, ranges_of
 from spark.backfill.run import send_adapter
 from spark.history.run import SESSION_CONF as HISTORY_CONF
@@ -49,9 +45,11 @@ from spark.history.steps import Mark, marks, stepped
 from spark.history.tasks import ALL, READING, ROW, TOLD, Work, parsing, sink_rows, told
 from spark.reading.lines import LogFile, Range, chunks_of
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
+from spark.streaming import SESSION_CONF as STREAMING_CONF
+from spark.streaming import Batches, prepare_session, stop, works
 
 SESSION_CONF: Final = {
-    **FOLLOW_CONF,
+    **STREAMING_CONF,
     **HISTORY_CONF,
     "spark.python.authenticate.socketTimeout": "60s",  # to start a Python, on a machine that has much to do
     "spark.sql.streaming.fileSource.log.compactInterval": "1000",  # each time all names ever are written anew
@@ -133,7 +131,7 @@ def live(
         try:
             with spark_failures():
                 query = _started(session, home, state, order, growth, batches)
-                opened.callback(query.stop)
+                opened.callback(stop, query)
                 next_look = 0.0
                 while going():
                     if time.monotonic() >= next_look and not works(query):  # it takes what came meanwhile
@@ -196,9 +194,7 @@ def _save(home: Path, state: Live) -> None:
     write_file(home / "live.json", msgspec.json.encode(state))
 
 
-class _Batches:
-    """What Spark calls with each batch."""
-
+class _Batches(Batches):
     def __init__(
         self,
         home: Path,
@@ -208,9 +204,8 @@ class _Batches:
         told_batch: Told,
         checkpoint: Callable[[str], None],
     ) -> None:
-        self._home, self._state, self._plan = home, state, plan
+        self._home, self._state = home, state
         self._told, self._checkpoint = told_batch, checkpoint
-        self.failure: BaseException | None = None
         left = {name: [(state.batch, self._staged(name).read_bytes())] for name in state.staged}
         self._files = {
             name: SinkFiles(sink, name, 0, state.places[name], left.get(name, ()))
@@ -222,24 +217,19 @@ class _Batches:
         for files in self._files.values():
             files.close()
 
-    def take(self, rows: DataFrame, number: int) -> None:
-        try:
-            with spark_failures(), storage_errors(self._home):
-                self._take(rows, number)
-        except BaseException as error:
-            self.failure = error
-            raise
-
-    def _take(self, rows: DataFrame, number: int) -> None:
+    def take_made(self, rows: DataFrame, number: int) -> None:
         began = time.monotonic()
-        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            counted = [told(bytes(row.blob)) for row in rows.filter(F.col("what") == TOLD).collect()]
-            if number <= self._state.batch:
-                return  # Spark was killed before it noted that; its state is made now
-            lines = self._lines(rows)
-        finally:
-            rows.unpersist()
+        counted = [told(bytes(row.blob)) for row in rows.filter(F.col("what") == TOLD).collect()]
+        if number <= self._state.batch:
+            return  # Spark was killed before it noted that; its state is made now
+        with storage_errors(self._home):
+            self._write(number, self._lines(rows))
+        counts = summed([{one.name: one.counts} for one in counted])
+        if any(any(of_one.values()) for of_one in counts.values()):
+            seconds = round(time.monotonic() - began, 3)
+            self._told({"batch": number, "seconds": seconds, "counts": counts})
+
+    def _write(self, number: int, lines: dict[str, bytes]) -> None:
         for name, data in lines.items():
             write_file(self._staged(name), data)
         self._checkpoint("staged")
@@ -250,10 +240,6 @@ class _Batches:
             self._files[name].append(Lines(name, number, data))
         self._checkpoint("written")
         self._settle()
-        counts = summed([{one.name: one.counts} for one in counted])
-        if any(any(of_one.values()) for of_one in counts.values()):
-            seconds = round(time.monotonic() - began, 3)
-            self._told({"batch": number, "seconds": seconds, "counts": counts})
 
     def _lines(self, rows: DataFrame) -> dict[str, bytes]:
         """By sink."""
@@ -281,10 +267,7 @@ class _Batches:
 def _started(
     session: SparkSession, home: Path, state: Live, work: Work, growth: Growth, batches: _Batches
 ) -> Any:
-    # It prints what a batch raised with its whole stack; `failure` has it.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    for name, value in {**STATE_CONF, "spark.sql.shuffle.partitions": str(state.tasks)}.items():
-        session.conf.set(name, value)
+    prepare_session(session, state.tasks)
     ranges = ranges_of(session, growth.ranges).repartition(state.tasks, "number", "start")
     rows = map_in_arrow(ranges, partial(_records, work), _ROW)
     for name in work.plan().order:

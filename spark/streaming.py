@@ -1,0 +1,60 @@
+"""What the jobs that follow logs share: Spark's settings for them, and what it calls with each batch."""
+
+import logging
+from contextlib import suppress
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.storagelevel import StorageLevel
+
+from spark.session import SparkFailedError, spark_failures
+
+SESSION_CONF: Final = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
+"""RocksDB's snapshots ask for that one (Spark 4.3)."""
+_STATE_CONF: Final = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
+}
+
+
+class Batches:
+    """What Spark calls with each batch. `failure`: what a call of it raised."""
+
+    failure: BaseException | None = None
+
+    def take(self, rows: DataFrame, number: int) -> None:
+        try:
+            with spark_failures():
+                rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+                try:
+                    self.take_made(rows, number)
+                finally:
+                    rows.unpersist()
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def take_made(self, rows: DataFrame, number: int) -> None:
+        """Rows that are made once. They have to be made: what waits is in Spark's state then."""
+        raise NotImplementedError
+
+
+def prepare_session(session: SparkSession, tasks: int) -> None:
+    """For steps with state, in so many tasks each."""
+    # It prints what a batch raised with its whole stack; `Batches.failure` has it.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    for name, value in {**_STATE_CONF, "spark.sql.shuffle.partitions": str(tasks)}.items():
+        session.conf.set(name, value)
+
+
+def works(query: Any) -> bool:
+    status = query.status
+    return bool(status["isTriggerActive"] or status["isDataAvailable"])
+
+
+def stop(query: Any) -> None:
+    """Whatever has become of it."""
+    with suppress(SparkFailedError), spark_failures():
+        query.stop()
