@@ -40,9 +40,10 @@ from dispatcher.checkpoint import Book
 from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.recorder import Finished, Recorded, Recorder
+from dispatcher.rules.backlog import Look
 from dispatcher.rules.copies import Copies
 from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBatch
-from dispatcher.rules.pacing import Pacing, Reading
+from dispatcher.rules.pacing import Pacing, Reading, is_backlog
 from dispatcher.rules.verdicts import Backoffs, Verdicts, none_joined, resolve
 from dispatcher.sender import Answer, Gate, Sender
 from dispatcher.waiting import Hedged, WaitingBatches, Woken
@@ -84,7 +85,8 @@ class Driver:
         self._backoffs = Backoffs.of(self._settings)
         self._retries = RetryQueue(ledger, self._backoffs.delay_us_max, BATCH_BYTES_MAX)
         self._recorder = Recorder(ledger, reader, self._retries, gate, recorded, book)
-        self._to_send = WaitingBatches(self._settings.batch_events_max)
+        senders = self._settings.batches_in_flight_max
+        self._to_send = WaitingBatches(self._settings.batch_events_max, senders)
         self._copies = Copies(round(settings.ids.time_spread_max_s * 1e6))
         self._copies_lock = threading.Lock()
         self._finished: SimpleQueue[list[Finished] | None] = SimpleQueue()
@@ -95,7 +97,6 @@ class Driver:
         self.failure: BaseException | None = None
         self.ended = threading.Event()
         """Set on `stop` and on failure."""
-        senders = self._settings.batches_in_flight_max
         self._senders = [self._thread("send", self._send_all) for _ in range(senders)]
         self._source = self._thread("read", self._read_all)
         self._writer = self._thread("record", self._record_all)
@@ -177,7 +178,8 @@ class Driver:
                 self._finished.put([])
             with self._gate.pacing() as pacing:
                 has_room = pacing.has_room_to_hedge
-            self._to_send.release(self._clock.monotonic(), has_room)
+            has_time = not has_room or self._caught_up or self.paused is not None
+            self._to_send.release(self._clock.monotonic(), has_room, has_time)
             sent = self._send_woken()
             sent = self._send_retries() or sent
             sent = self._send_fresh() or sent
@@ -285,6 +287,9 @@ class Driver:
                 self._sender.send_again([(one.batch.events, one.answer, rows) for one, rows in taken.parts])
                 self._to_send.tried(taken)
                 continue
+            if isinstance(taken, Look):
+                self._look(taken)
+                continue
             answer = self._sender.send(taken.events)
             if answer is None:
                 self._finish(taken, None)
@@ -321,7 +326,15 @@ class Driver:
             self._leave(pacing, batch)
             if isinstance(batch, FreshBatch):
                 pacing.answered()
-        self._to_send.hedge(Hedged(due, batch, answer))
+        old = isinstance(batch, FreshBatch) and is_backlog(batch.events.newest_us, self._clock.wall.now_us())
+        self._to_send.hedge(Hedged(due, batch, answer), old)
+        self._wake.set()
+
+    def _look(self, look: Look[Hedged]) -> None:
+        parts = [(one.batch.events, one.answer) for one in look.batches]
+        done = self._to_send.looked(look, self._sender.look(parts, look.joins, look.missed))
+        if done:
+            self._finished.put([(one.batch, self._resolved(one.batch, one.answer, True)) for one in done])
         self._wake.set()
 
     def _differing(self, events: Events, verdicts: Verdicts) -> dict[int, Differing]:

@@ -8,16 +8,17 @@ not stop the others: a batch that keeps failing goes on in smaller parts until t
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from dispatcher.rules.backlog import Found
 from dispatcher.rules.events import Events, Rows, concat
 from dispatcher.rules.homes import Homes
-from dispatcher.rules.pacing import Pacing
+from dispatcher.rules.pacing import Pacing, is_backlog
 from dispatcher.rules.verdicts import Verdicts, judge_join, judge_lookup
 from idregistry.client import RegistryClient
 from joiner.client import ForeignColumns, JoinerClient
@@ -34,6 +35,8 @@ UNDER_WAY_BACKOFF: Final = Backoff(0.01, 0.08)
 UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader is gone may never end
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
 LIVE_S: Final = 1.0  # so often, at most, it is asked which joiners hold leases
+STARTING_S: Final = 3.0  # and not before: datacenters that start together are not ready at the same moment
+LONG_S: Final = float("inf")  # what was missed after so long says nothing of the hedge
 
 
 AGREEMENT_BACKOFF: Final = Backoff(0.02, 0.25)
@@ -190,8 +193,7 @@ class Sender:
                 if self._gate.wait(AGREEMENT_BACKOFF, failures):
                     return False
             else:
-                if self._hedges:
-                    self._see_who_lives()
+                self._live_at = self._clock.monotonic() + STARTING_S
                 return True
 
     def send(self, events: Events) -> Answer | None:
@@ -222,12 +224,10 @@ class Sender:
         """The rest of the verdicts, now that their homes had their time: one lookup, and one request to a
         joiner for what is not registered. `due`: when that time was over; monotonic."""
         late_s = self._clock.monotonic() - due
-        rows = [answer.hedged for _, answer in batches]
-        parts = [events.take(these) for (events, _), these in zip(batches, rows, strict=True)]
-        events = concat(parts)
+        events, rows = _hedged(batches)
         if not len(events):
             return
-        found = self._answer(events, self._ask(events) if self._may_ask else _all_to_send(events))
+        found = self._answer(events, self._asked(events))
         if found is None:  # it is time to stop
             found = Answer(
                 np.full(len(events), Joined.RETRY_UNAVAILABLE, np.uint8),
@@ -236,6 +236,34 @@ class Sender:
         if self._may_ask:  # or nobody has said what the homes have done
             self._learn(events, found, late_s)
         _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
+
+    def look(
+        self, batches: Sequence[tuple[Events, Answer]], joins: Collection[int], missed: bool
+    ) -> list[Found]:
+        """One lookup for what is hedged, and one request to a joiner for what is not registered and of a home
+        in `joins`, unless it is not `missed` and left to another's heir (rules/backlog.Look); the rest stays
+        hedged. What was found of each."""
+        self._see_who_lives()
+        events, rows = _hedged(batches)
+        with self._mutex:
+            homes = self._homes.of(events.ids)
+            late = np.isin(homes, [*joins])
+            if not missed:
+                late &= self._homes.inherits(events.ids)
+        verdicts = self._asked(events) if len(events) else None
+        if verdicts is not None:
+            verdicts[(verdicts != Verdict.REGISTERED) & ~late] = Verdict.HEDGED
+            if (found := self._answer(events, verdicts)) is not None:
+                if self._may_ask:
+                    self._learn(events, found, LONG_S if missed else None)
+                _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
+        told, start = list[Found](), 0
+        for (_, answer), these in zip(batches, rows, strict=True):
+            now, whose = answer.verdicts[these], homes[start : start + len(these)]
+            registered = (now == Verdict.REGISTERED) | (now == Joined.DUPLICATE)
+            told.append(Found(np.bincount(whose[registered]), np.bincount(whose[now == Verdict.HEDGED])))
+            start += len(these)
+        return told
 
     def due(self) -> float:
         """When events that are hedged now are to be sent; monotonic."""
@@ -350,9 +378,10 @@ class Sender:
         with self._gate.pacing() as pacing:
             pays = self._may_ask and pacing.lookup_pays()
         if self._may_ask and not self.is_alone:
-            # Others hedge no longer for what has waited here, for its primary event or in a backlog.
-            waited_us = self._clock.now_us() - int(events.first_seen.min(initial=self._clock.now_us()))
-            pays |= waited_us > 1e6 * self._homes.hedge_s
+            # Others hedge no longer for what has waited here, and of a backlog they may be ahead of its home.
+            now_us = self._clock.now_us()
+            waited_us = now_us - int(events.first_seen.min(initial=now_us))
+            pays |= waited_us > 1e6 * self._homes.hedge_s or is_backlog(events.newest_us, now_us)
         if not pays:
             return _all_to_send(events)
         verdicts = self._ask(events)
@@ -360,6 +389,9 @@ class Sender:
             with self._gate.pacing() as pacing:
                 pacing.looked_up(int(np.count_nonzero(verdicts != Verdict.SEND)), len(events))
         return verdicts
+
+    def _asked(self, events: Events) -> Verdicts | None:
+        return self._ask(events) if self._may_ask else _all_to_send(events)
 
     @property
     def _may_ask(self) -> bool:
@@ -406,6 +438,12 @@ class Sender:
         answer.at_us[rows] = self._clock.now_us()
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())
+
+
+def _hedged(batches: Sequence[tuple[Events, Answer]]) -> tuple[Events, list[Rows]]:
+    """What is hedged of all, and where in each."""
+    rows = [answer.hedged for _, answer in batches]
+    return concat([events.take(these) for (events, _), these in zip(batches, rows, strict=True)]), rows
 
 
 def _hand_out(found: Answer, to: Iterable[tuple[Answer, Rows]]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from dispatcher.reader import BATCH_BYTES_MAX
 from dispatcher.rules.awaited import Awaited
+from dispatcher.rules.backlog import Backlog, Found, Look
 from dispatcher.rules.events import Batch, FreshBatch, RetryBatch, Rows
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import Answer
@@ -46,17 +47,17 @@ class Woken(NamedTuple):
 
 
 class WaitingBatches:
-    """Batches that wait for a sender: retries first, then fresh ones, then hedged ones that were released.
-    Before all, events of hedged ones whose primary events have arrived: the ledger, which wakes the others,
-    has none of a batch before the hedge is over.
+    """Batches that wait for a sender: retries first, then fresh ones, then hedged ones that were released,
+    then what of a backlog is left to other datacenters. Before all, events of hedged ones whose primary
+    events have arrived: the ledger, which wakes the others, has none of a batch before the hedge is over.
 
     Fresh ones whose primaries the event store has yet to read are held back, and then go by their times.
     Its user bounds it. None waits for long: few are read ahead, and reading goes on only as the oldest of
     them ends, and only while there is room for more hedged ones.
     """
 
-    def __init__(self, events_max: int) -> None:
-        """`events_max`: of hedged batches that are taken together."""
+    def __init__(self, events_max: int, senders: int = 1) -> None:
+        """`events_max`: of hedged batches that are taken together; `senders`: of each datacenter."""
         self._events_max = events_max
         self._changed = threading.Condition()
         self._retries: deque[RetryBatch] = deque()
@@ -65,6 +66,9 @@ class WaitingBatches:
         self._read_to_us = ALL_READ
         self._hedged: deque[Hedged] = deque()
         self._released = 0
+        self._backlog = Backlog[Hedged](events_max, senders)
+        self._now = float("-inf")
+        """As `release` was told."""
         self._absent: Awaited[tuple[Hedged, int]] = Awaited(arrived_max=_ARRIVED_MAX)
         self._woken: dict[Hedged, list[int]] = {}
         self._tried = Counter[Hedged]()
@@ -96,12 +100,31 @@ class WaitingBatches:
             self._read_to_us = time_us
             self._let_go(lambda one: one.newest_us <= time_us)
 
-    def hedge(self, hedged: Hedged) -> None:
-        """Keep it until it is released. Any thread."""
+    def hedge(self, hedged: Hedged, old: bool = False) -> None:
+        """Keep it until it is released; `old`: as part of a backlog, until `looked` says that it is done. Any
+        thread."""
         with self._changed:
-            self._hedged.append(hedged)
-            self._released += self._closed
+            if old and not self._closed:
+                self._backlog.put(hedged, len(hedged.batch.events), self._now)
+            else:
+                self._hedged.append(hedged)
+                self._released += self._closed
             self._await(hedged, hedged.answer.absent)
+
+    def looked(self, look: Look[Hedged], found: Sequence[Found]) -> list[Hedged]:
+        """What a look has found, batch by batch. Those that are done. Any thread."""
+        with self._changed:
+            done = []
+            for hedged in self._backlog.looked(look, found, self._now):
+                if hedged in self._tried:
+                    self._hedged.appendleft(hedged)
+                    self._released += 1
+                else:
+                    self._forget(hedged)
+                    done.append(hedged)
+            self._close_backlog()
+            self._changed.notify_all()
+            return done
 
     def arrive(self, primary_ids: Sequence[bytes]) -> None:
         """These can be found now. Any thread."""
@@ -128,7 +151,9 @@ class WaitingBatches:
     def last_due(self) -> float | None:
         """When the last one of those that are hedged is to be released; None while there is none."""
         with self._changed:
-            return self._hedged[-1].due if self._hedged else None
+            if self._hedged:
+                return self._hedged[-1].due
+            return self._now if len(self._backlog) else None
 
     @property
     def all_read(self) -> bool:
@@ -141,13 +166,19 @@ class WaitingBatches:
         with self._changed:
             waits = self._released < len(self._hedged)
             due = [self._hedged[self._released].due] if waits else []
+            if (look_at := self._backlog.due()) > self._now:
+                due.append(look_at)
             return min([*due, *(one.until for one in self._held)], default=float("inf"))
 
-    def release(self, now: float, has_room: bool = True) -> None:
+    def release(self, now: float, has_room: bool = True, has_time: bool = False) -> None:
         """Batches that were held or hedged for long enough may be taken; without room for more hedged ones,
-        all of these."""
+        all of these. `has_time`: nothing can be read now, so there is time for other datacenters' events."""
         until = now if has_room else float("inf")
         with self._changed:
+            self._now = now
+            self._backlog.idle(has_time, now)
+            if len(self._backlog) and (has_time or self._backlog.due() <= now):
+                self._changed.notify_all()
             before = self._released
             while self._released < len(self._hedged) and self._hedged[self._released].due <= until:
                 self._released += 1
@@ -163,20 +194,21 @@ class WaitingBatches:
             self._fresh.extend(one.batch for one in going)
             self._changed.notify_all()
 
-    def take(self) -> Batch | list[Hedged] | Woken | None:
-        """The next to send, or hedged ones, or woken ones: `tried` is to follow. None when it is closed and
-        empty, but for what others try."""
+    def take(self) -> Batch | list[Hedged] | Woken | Look[Hedged] | None:
+        """The next to send, or hedged ones, or woken ones: `tried` is to follow, or what to look for:
+        `looked` is. None when it is closed and empty, but for what others try."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._woken or self._retries or self._fresh or self._may_take_hedged or self._closed
-            )
-            if self._woken:
-                return self._take_woken()
-            if self._retries:
-                return self._retries.popleft()
-            if self._fresh:
-                return self._fresh.popleft()
-            return self._take_hedged() or None
+            while True:
+                if self._woken:
+                    return self._take_woken()
+                if self._retries:
+                    return self._retries.popleft()
+                if self._fresh:
+                    return self._fresh.popleft()
+                taken = self._take_hedged() or self._backlog.next(self._now)
+                if taken or self._closed:
+                    return taken or None
+                self._changed.wait()
 
     @property
     def _may_take_hedged(self) -> bool:
@@ -206,10 +238,19 @@ class WaitingBatches:
                 break
             taken.append(hedged := self._hedged.popleft())
             self._released -= 1
-            self._woken.pop(hedged, None)
-            for key, primary_id in zip(*_awaited(hedged, hedged.answer.absent), strict=True):
-                self._absent.drop(key, primary_id)
+            self._forget(hedged)
         return taken
+
+    def _forget(self, hedged: Hedged) -> None:
+        """What of it waits for its primary events is the ledger's now."""
+        self._woken.pop(hedged, None)
+        for key, primary_id in zip(*_awaited(hedged, hedged.answer.absent), strict=True):
+            self._absent.drop(key, primary_id)
+
+    def _close_backlog(self) -> None:
+        if self._closed:
+            self._hedged += self._backlog.clear()
+            self._released = len(self._hedged)
 
     def close(self) -> None:
         """What is hedged or held is released."""
@@ -217,6 +258,7 @@ class WaitingBatches:
             self._closed = True
             self._let_go(lambda _: True)
             self._released = len(self._hedged)
+            self._close_backlog()
             self._changed.notify_all()
 
 

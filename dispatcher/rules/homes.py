@@ -17,7 +17,7 @@ anything else         nothing: the home could not join it     nothing
 While a home has more misses than hits, of several answers, it is passed over: its events are sent at once,
 but for one batch in PROBE_EVERY. The hedge comes to rest where a share of 1 - VISIBLE are misses: at that
 percentile of the time until a home's commit is visible here. Events that waited much longer, behind a
-backlog, say nothing of it.
+backlog, say nothing of it; of a backlog no hedge counts at all (rules/backlog).
 """
 
 import hashlib
@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from photon.core.fates import Joined, Verdict
+from photon.core.ids import ID_BYTES
 
 HEDGE_S_START: Final = 0.5
 HEDGE_S_MIN: Final = 0.02
@@ -64,10 +65,19 @@ def key_of(datacenter: str) -> np.uint64:
 
 def homes_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> Column:
     """16 x N bytes, the keys (D,) of datacenters -> the place in `keys` of each event's home."""
-    halves = np.frombuffer(ids, "<u8").reshape(-1, 2)
-    scores = _mixed(_mixed(halves[:, 0])[:, None] ^ halves[:, 1, None] ^ keys)
-    homes: Column = scores.argmax(axis=1)
+    homes: Column = _scores(ids, keys).argmax(axis=1)
     return homes
+
+
+def heirs_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> Column:
+    """As homes_of, were each event's home not there: of D > 1 datacenters."""
+    heirs: Column = np.argpartition(_scores(ids, keys), -2, axis=1)[:, -2]
+    return heirs
+
+
+def _scores(ids: bytes, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    halves = np.frombuffer(ids, "<u8").reshape(-1, 2)
+    return _mixed(_mixed(halves[:, 0])[:, None] ^ halves[:, 1, None] ^ keys)
 
 
 def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -79,7 +89,8 @@ def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 class Homes:
-    """As one datacenter, `own`, sees them. Not for several threads at once. Times are seconds.
+    """As one datacenter, `own`, sees them. Not for several threads at once. Times are seconds. Until it is
+    told who holds leases, all are taken to be there.
 
     `joiners`: address -> datacenter, of all there are; `hedge_s_max`: 0 for events that have no home.
     """
@@ -88,7 +99,7 @@ class Homes:
         self._joiners = joiners
         self._names = [own, *sorted({*joiners.values()} - {own})] if hedge_s_max else [own]
         self._keys = np.array([key_of(name) for name in self._names])
-        self._live = np.zeros(1, np.intp)
+        self._live = np.arange(len(self._names))
         self._hits = [0.0] * len(self._names)
         self._misses = [0.0] * len(self._names)
         self._passed_over = [0] * len(self._names)
@@ -113,6 +124,13 @@ class Homes:
     def of(self, ids: bytes) -> Column:
         """16 x N bytes -> each event's home: 0 is this datacenter, the others have other numbers."""
         return self._live[homes_of(ids, self._keys[self._live])]
+
+    def inherits(self, ids: bytes) -> Mask:
+        """(N,): of which events this datacenter is the home, were their home not there."""
+        if self.is_alone:
+            return np.zeros(len(ids) // ID_BYTES, np.bool_)
+        mask: Mask = self._live[heirs_of(ids, self._keys[self._live])] == 0
+        return mask
 
     def at_once(self, homes: Column) -> Mask:
         """(N,): whether each is to be sent at once. Asked once of each batch."""

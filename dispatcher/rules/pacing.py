@@ -59,7 +59,7 @@ HELD_A_SENDER: Final = 2
 HELD_S_MAX: Final = 2.0
 """However far behind the event store is."""
 LIVE_S: Final = 60.0
-"""Younger events are never held: while an old log is read, what is new can be found all the same."""
+"""Younger events are no backlog: while an old log is read, what is new can be found all the same."""
 VAIN_RETRY_S: Final = 30e-6
 """What a retry in vain costs everybody, several times over."""
 VAIN_JOINED: Final = 0.1
@@ -81,6 +81,11 @@ _ENOUGH_EVENTS: Final = 64  # fewer say nothing of the rest: small batches add u
 _DOUBLINGS_MAX: Final = 20  # keeps the power small; PAUSE_S_MAX decides long before
 _WEIGHT: Final = 0.25  # of the newest lookup in the moving average
 _NEVER: Final = float("-inf")
+
+
+def is_backlog(newest_us: int, now_us: int) -> bool:
+    """Whether nothing of a batch, the latest of whose times is given, is urgent."""
+    return newest_us < now_us - LIVE_S * 1e6
 
 
 class Reading(enum.Enum):
@@ -154,7 +159,7 @@ class Pacing:
     @staticmethod
     def hold_s(newest_us: int, read_to_us: int, now_us: int) -> float:
         """`newest_us`: of the batch; `read_to_us`: about up to where the primary logs are read."""
-        is_early = read_to_us < newest_us < now_us - LIVE_S * 1e6
+        is_early = read_to_us < newest_us and is_backlog(newest_us, now_us)
         return HELD_S_MAX if is_early else 0.0
 
     # Retries.

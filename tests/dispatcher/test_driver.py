@@ -10,6 +10,7 @@ import pytest
 
 from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.recorder import Recorder
+from dispatcher.rules.backlog import LOOK_S, Found, Look
 from dispatcher.rules.events import NO_EVENTS, FreshBatch, Resolved, RetryBatch
 from dispatcher.rules.pacing import HELD_S_MAX, Pacing
 from dispatcher.rules.verdicts import none_joined
@@ -185,6 +186,46 @@ def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together
     assert waiting.take() == [late], "nor what a sender still had in hand"
     assert waiting.take() is None
     assert waiting.next_due == float("inf")
+
+
+def test_what_is_left_of_a_backlog_waits_for_no_time_but_to_be_found_registered():
+    waiting = WaitingBatches(25)
+    first, second, live = hedged(1.0), hedged(1.0), hedged(2.0)
+    waiting.release(0.5)
+    waiting.hedge(first, old=True)
+    waiting.hedge(second, old=True)
+    waiting.hedge(live)
+    waiting.put(fresh := fresh_batch(0))
+    assert waiting.take() is fresh, "what is to be sent goes first"
+    look = waiting.take()
+    assert look.batches == [first, second]
+    nothing, all_of_it = (
+        Found(np.zeros(2, int), np.array([0, 10])),
+        Found(np.array([0, 10]), np.zeros(2, int)),
+    )
+    assert waiting.looked(look, [all_of_it, nothing]) == [first]
+    assert waiting.next_due == 0.5 + LOOK_S
+    waiting.release(0.5 + LOOK_S)
+    assert waiting.take().batches == [second]
+    waiting.close()
+    assert waiting.take() == [live]
+    assert waiting.looked(Look([second]), [nothing]) == []
+    assert taken(waiting) == [[second]], "what was being looked for is not left behind"
+
+
+def test_a_batch_that_is_done_waits_for_what_of_it_is_being_tried():
+    waiting = WaitingBatches(25)
+    one = absent(1.0, 0)
+    waiting.hedge(one, old=True)
+    look = waiting.take()
+    waiting.arrive(primaries(one, 2))
+    woken = waiting.take()
+    assert waiting.looked(look, [Found(np.array([0, 5]), np.zeros(2, int))]) == []
+    waiting.put(fresh := fresh_batch(0))
+    assert waiting.take() is fresh
+    one.answer.verdicts[2] = Joined.JOINED
+    waiting.tried(woken)
+    assert waiting.take() == [one]
 
 
 def absent(due: float, first: int) -> Hedged:

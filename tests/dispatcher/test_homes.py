@@ -62,6 +62,19 @@ def test_the_events_of_one_that_lost_its_leases_go_to_the_others_and_no_other_ev
         assert (after[name] & ~before[name] <= before[dead]).all() and (before[name] <= after[name]).all()
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, len(NAMES)), st.integers(0, 1 << 32))
+def test_who_inherits_an_event_is_its_home_when_its_home_is_gone(count, seed):
+    live, ids = NAMES[:count], some_ids(200, seed)
+    for name in live:
+        heir = homes(name, live).inherits(ids)
+        for gone in set(live) - {name}:
+            theirs = owned(gone, ids, live)
+            left = [other for other in live if other != gone]
+            assert (heir[theirs] == owned(name, ids, left)[theirs]).all()
+    assert not homes("east", live=("east",)).inherits(ids).any()
+
+
 def test_all_datacenters_have_about_as_many_events():
     counts = np.bincount(homes_of(some_ids(40_000), np.array([key_of(name) for name in NAMES])))
     assert len(counts) == 4 and counts.min() > 9_500 and counts.max() < 10_500

@@ -9,7 +9,15 @@ import pytest
 
 from dispatcher.rules.homes import HEDGE_S_START, Homes
 from dispatcher.rules.pacing import Pacing
-from dispatcher.sender import CUT_AFTER_FAILURES, LIVE_S, LOOKUP_PAUSE_S, UNDER_WAY_S, Gate, Sender
+from dispatcher.sender import (
+    CUT_AFTER_FAILURES,
+    LIVE_S,
+    LOOKUP_PAUSE_S,
+    STARTING_S,
+    UNDER_WAY_S,
+    Gate,
+    Sender,
+)
 from photon.core.clock import ManualClock, SteadyClock
 from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
@@ -250,6 +258,29 @@ def test_each_datacenter_sends_the_events_whose_home_it_is_and_the_registry_know
         assert len(bench.joiner.handed) == len(sent[bench])
 
 
+def test_what_is_left_of_a_backlog_is_looked_for_and_stays_hedged_until_it_is_to_be_joined():
+    registry = FakeRegistry()
+    east, _ = two_datacenters(registry)
+    batches = [some_events(20, first=20 * number) for number in range(7)]
+    parts = [(events, east.sender.send(events)) for events in batches]
+    rows = [answer.hedged for _, answer in parts]
+    registry.present = {*registry.present, *(split_ids(batches[0].ids)[row] for row in rows[0][::2])}
+    sent = len(east.joiner.handed)
+    found = east.sender.look(parts, (), False)
+    assert [one.registered.sum() for one in found] == [len(rows[0][::2]), 0, 0, 0, 0, 0, 0]
+    assert [one.left.sum() for one in found] == [len(rows[0][1::2]), *map(len, rows[1:])]
+    assert [answer.hedged.tolist() for _, answer in parts[1:]] == [these.tolist() for these in rows[1:]]
+    assert len(east.joiner.handed) == sent, "nothing is joined"
+    (told,) = east.sender.look(parts[1:2], {2}, True)
+    assert told.left.tolist() == [0, len(rows[1])], "these have another home"
+    east.sender.look(parts[1:4], {1}, False)
+    assert east.sender.homes()["passed_over"] == [], "what was stolen nobody has missed"
+    for part in parts[4:]:
+        east.sender.look([part], {1}, True)
+    assert east.sender.homes()["passed_over"] == ["west"]
+    assert {verdict for _, answer in parts[1:] for verdict in answer.verdicts} == {Joined.JOINED}
+
+
 def test_what_its_home_has_not_registered_is_joined_after_the_hedge_and_many_batches_ask_once():
     registry = FakeRegistry()
     east, _ = two_datacenters(registry)
@@ -284,11 +315,13 @@ def test_reasons_of_hedged_events_stay_with_their_rows():
         assert answer.reasons == {row: line.decode() for row, line in enumerate(events.lines)}
 
 
-def test_while_another_datacenter_has_no_lease_nothing_waits_for_it():
+def test_while_another_datacenter_has_no_lease_nothing_waits_for_it_but_at_the_start_when_it_may_be_near():
     registry = FakeRegistry()
     registry.holders = ["10.0.0.1:7", "10.9.9.9:7"]
     east = Bench(FakeJoiner(), registry, own="east", joiners=JOINERS)
     assert east.sender.agree()
+    assert len(east.sender.send(some_events(100)).hedged) > 20
+    east.clock.advance(STARTING_S)
     assert set(east.sender.send(some_events(100)).verdicts) == {Joined.JOINED}
     registry.holders = list(JOINERS)
     assert set(east.sender.send(some_events(100)).verdicts) == {Joined.JOINED}, "it is not asked each time"

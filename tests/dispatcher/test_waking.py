@@ -281,6 +281,7 @@ def test_a_click_is_woken_while_others_of_its_batch_or_of_those_before_wait_for_
 ):
     """The ledger has none of them before the hedge is over: of 60 s here."""
     monkeypatch.setattr("dispatcher.rules.homes.HEDGE_S_START", 60.0)
+    monkeypatch.setattr("dispatcher.rules.pacing.LIVE_S", 1e12)  # no event is old
     site.registry.holders = list(JOINERS)
     late = Late(site, running, datacenter="east", joiners=JOINERS)
     late.click(0, 40)
