@@ -278,10 +278,7 @@ class Driver:
     def _send_all(self) -> None:
         while taken := self._to_send.take():
             if isinstance(taken, list):
-                self._sender.send_hedged([(one.batch.events, one.answer) for one in taken], taken[-1].due)
-                self._finished.put(
-                    [(one.batch, self._resolved(one.batch, one.answer, True)) for one in taken]
-                )
+                self._send_hedged(taken)
                 continue
             if isinstance(taken, Woken):
                 self._sender.send_again([(one.batch.events, one.answer, rows) for one, rows in taken.parts])
@@ -294,11 +291,22 @@ class Driver:
             if answer is None:
                 self._finish(taken, None)
             elif len(answer.hedged):
-                self._hedge(taken, answer, self._sender.due())
+                self._hedge(taken, answer, self._sender.due(taken.events, answer))
             elif (due := self._turn(taken, answer)) is not None:
                 self._hedge(taken, answer, due)
             else:
                 self._finish(taken, self._resolved(taken, answer))
+
+    def _send_hedged(self, taken: list[Hedged]) -> None:
+        self._sender.send_hedged([(one.batch.events, one.answer) for one in taken], taken[-1].due)
+        done = [one for one in taken if not len(one.answer.hedged)]
+        for one in taken:
+            if len(one.answer.hedged):
+                due = self._sender.due(one.batch.events, one.answer)
+                self._to_send.hedge(Hedged(due, one.batch, one.answer))
+        if done:
+            self._finished.put([(one.batch, self._resolved(one.batch, one.answer, True)) for one in done])
+        self._wake.set()
 
     def _resolved(self, batch: Batch, answer: Answer, hedged: bool = False) -> Resolved:
         resolved = resolve(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dispatcher.rules.backlog import Found
 from dispatcher.rules.events import Events, Rows, concat
 from dispatcher.rules.homes import Homes
-from dispatcher.rules.pacing import Pacing, is_backlog
+from dispatcher.rules.pacing import LIVE_S, Pacing, is_backlog
 from dispatcher.rules.verdicts import Verdicts, judge_join, judge_lookup
 from idregistry.client import RegistryClient
 from joiner.client import ForeignColumns, JoinerClient
@@ -34,7 +34,7 @@ TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is n
 UNDER_WAY_BACKOFF: Final = Backoff(0.01, 0.08)
 UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader is gone may never end
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
-LIVE_S: Final = 1.0  # so often, at most, it is asked which joiners hold leases
+LOOK_WHO_S: Final = 1.0  # so often, at most, it is asked which joiners hold leases
 STARTING_S: Final = 3.0  # and not before: datacenters that start together are not ready at the same moment
 LONG_S: Final = float("inf")  # what was missed after so long says nothing of the hedge
 
@@ -222,19 +222,28 @@ class Sender:
 
     def send_hedged(self, batches: Sequence[tuple[Events, Answer]], due: float) -> None:
         """The rest of the verdicts, now that their homes had their time: one lookup, and one request to a
-        joiner for what is not registered. `due`: when that time was over; monotonic."""
+        joiner for what is not registered. `due`: when that time was over; monotonic. What is another's turn
+        again stays hedged."""
         late_s = self._clock.monotonic() - due
         events, rows = _hedged(batches)
         if not len(events):
             return
-        found = self._answer(events, self._asked(events))
+        verdicts = self._asked(events)
+        if verdicts is not None and self._homes.is_far and not self._gate.stopping.is_set():
+            ages_s = self._ages_s(events)
+            with self._mutex:
+                others = (ages_s < LIVE_S) & ~self._homes.at_once(self._homes.now(events.ids, ages_s))
+            verdicts[(verdicts != Verdict.REGISTERED) & others] = Verdict.HEDGED
+        found = self._answer(events, verdicts)
         if found is None:  # it is time to stop
             found = Answer(
                 np.full(len(events), Joined.RETRY_UNAVAILABLE, np.uint8),
                 np.full(len(events), self._clock.now_us()),
             )
         if self._may_ask:  # or nobody has said what the homes have done
-            self._learn(events, found, late_s)
+            with self._mutex:
+                waited_for = self._homes.now(events.ids, self._ages_s(events, events.first_seen))
+                self._homes.learn(waited_for, found.verdicts, late_s)
         _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
 
     def look(
@@ -265,10 +274,16 @@ class Sender:
             start += len(these)
         return told
 
-    def due(self) -> float:
-        """When events that are hedged now are to be sent; monotonic."""
+    def due(self, events: Events, answer: Answer) -> float:
+        """When what of these events is hedged now is to be sent; monotonic."""
+        hedged = events.take(answer.hedged)
         with self._mutex:
-            return self._homes.due(self._clock.monotonic())
+            return self._homes.due(self._clock.monotonic(), hedged.ids, self._ages_s(hedged))
+
+    def _ages_s(self, events: Events, at_us: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
+        """How old they are, or were at `at_us`."""
+        now_us = self._clock.wall.now_us() if at_us is None else at_us
+        return (now_us - np.frombuffer(events.times, "<i8")) / 1e6
 
     def _at_once(self, events: Events) -> Rows | None:
         """The rows to send now; None for all of them."""
@@ -278,7 +293,7 @@ class Sender:
         if self._homes.is_alone:
             return None
         with self._mutex:
-            mask = self._homes.at_once(self._homes.of(events.ids))
+            mask = self._homes.at_once(self._homes.now(events.ids, self._ages_s(events)))
         if recovered := self._recovered(events):  # of these no other datacenter has a line to read
             mask |= [events.name(row) in recovered for row in range(len(events))]
         return None if mask.all() else np.flatnonzero(mask)
@@ -300,7 +315,7 @@ class Sender:
             with self._mutex:
                 self._homes.seen(holders)
         finally:
-            self._live_at = self._clock.monotonic() + LIVE_S
+            self._live_at = self._clock.monotonic() + LOOK_WHO_S
             self._asking.release()
 
     def _answer(self, events: Events, verdicts: Verdicts | None) -> Answer | None:
@@ -381,7 +396,9 @@ class Sender:
             # Others hedge no longer for what has waited here, and of a backlog they may be ahead of its home.
             now_us = self._clock.now_us()
             waited_us = now_us - int(events.first_seen.min(initial=now_us))
-            pays |= waited_us > 1e6 * self._homes.hedge_s or is_backlog(events.newest_us, now_us)
+            is_old = is_backlog(events.newest_us, self._clock.wall.now_us())
+            pays |= is_old or waited_us > 1e6 * self._homes.hedge_s
+            pays |= self._homes.had_others(self._ages_s(events))
         if not pays:
             return _all_to_send(events)
         verdicts = self._ask(events)

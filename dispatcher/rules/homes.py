@@ -6,6 +6,12 @@ every event has a home: the datacenter, of those whose joiners hold leases, that
 registry, and join what the home has not registered. Nothing needs all to be of one opinion: the registry
 decides as always, and where two differ a join is wasted, or comes a hedge later.
 
+Where copies of the logs are far apart, the home may read an event just as another gives it up. So the turn
+passes on with the event's age: after each longest hedge the next in the order of scores is its home. Who
+reads it in another's turn and has learned to wait so long waits for its own, and SEEN_S more: by then it
+sees what was registered before. (A clock that is wrong makes turns of other times.) What is much older is a
+backlog, and keeps its home.
+
 What is learned       of hedged events                        of those that were sent at once for another
 --------------------  --------------------------------------  -------------------------------------------
 registered            a hit, the hedge a little shorter       a hit: the home is at work
@@ -28,6 +34,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dispatcher.rules.pacing import LIVE_S
 from photon.core.fates import Joined, Verdict
 from photon.core.ids import ID_BYTES
 
@@ -35,6 +42,10 @@ HEDGE_S_START: Final = 0.5
 HEDGE_S_MIN: Final = 0.02
 VISIBLE: Final = 0.99
 PROBE_EVERY: Final = 16
+SEEN_S: Final = 0.25
+"""From when a home begins to join an event until the others see it, over links of a tenth of a second."""
+FAR: Final = 0.6
+"""Of the longest hedge: who waits that long has copies far apart."""
 ROUNDS: Final = 4
 """Hedged batches fall due together, so often in a hedge: one lookup for many small ones."""
 ANSWER_EVENTS: Final = 8
@@ -49,6 +60,7 @@ _SHRINKAGE_MAX: Final = 0.02
 """The same, by one answer of many events."""
 _FEW: Final = 8
 """So many misses before a home is passed over."""
+_NO_AGES: Final = np.zeros(0)
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
@@ -69,10 +81,10 @@ def homes_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> Column:
     return homes
 
 
-def heirs_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> Column:
-    """As homes_of, were each event's home not there: of D > 1 datacenters."""
-    heirs: Column = np.argpartition(_scores(ids, keys), -2, axis=1)[:, -2]
-    return heirs
+def ranks_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """(N, D): of each event the places in `keys`, the home first, and who is it after the others' turns."""
+    ranks: npt.NDArray[np.intp] = np.argsort(_scores(ids, keys), axis=1)[:, ::-1]
+    return ranks
 
 
 def _scores(ids: bytes, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -125,11 +137,36 @@ class Homes:
         """16 x N bytes -> each event's home: 0 is this datacenter, the others have other numbers."""
         return self._live[homes_of(ids, self._keys[self._live])]
 
+    def now(self, ids: bytes, ages_s: npt.NDArray[np.float64]) -> Column:
+        """As `of`, for events of these ages (N,): whose turn it is. Where copies are far apart it is
+        nobody's, -1, while what was begun in the turn before may not be seen."""
+        if not (turns := self._turns(ages_s)).any():
+            return self.of(ids)
+        ranks = ranks_of(ids, self._keys[self._live])
+        homes: Column = self._live[ranks[np.arange(len(ranks)), turns % ranks.shape[1]]]
+        if self.is_far:
+            homes[(turns != 0) & (ages_s - turns * self._hedge_s_max < SEEN_S)] = -1
+        return homes
+
+    def had_others(self, ages_s: npt.NDArray[np.float64]) -> bool:
+        """Whether of an event of such an age another may have had its turn."""
+        return self.is_far and bool(self._turns(ages_s).any())
+
+    @property
+    def is_far(self) -> bool:
+        """Whether copies of the logs are far apart."""
+        return self.hedge_s >= FAR * self._hedge_s_max
+
+    def _turns(self, ages_s: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+        """How many turns are over."""
+        turns = np.where(ages_s < LIVE_S, ages_s // self._hedge_s_max, 0)
+        return turns.astype(np.intp)
+
     def inherits(self, ids: bytes) -> Mask:
         """(N,): of which events this datacenter is the home, were their home not there."""
         if self.is_alone:
             return np.zeros(len(ids) // ID_BYTES, np.bool_)
-        mask: Mask = self._live[heirs_of(ids, self._keys[self._live])] == 0
+        mask: Mask = ranks_of(ids, self._keys[self._live])[:, 1] == 0
         return mask
 
     def at_once(self, homes: Column) -> Mask:
@@ -141,10 +178,15 @@ class Homes:
                 mask |= theirs
         return mask
 
-    def due(self, now: float) -> float:
-        """When hedged events that were read now are taken up again."""
-        step = self.hedge_s / ROUNDS
-        return math.ceil((now + self.hedge_s) / step) * step
+    def due(self, now: float, ids: bytes = b"", ages_s: npt.NDArray[np.float64] = _NO_AGES) -> float:
+        """When hedged events of these ages, that were read now, are taken up again."""
+        wait_s, step = self.hedge_s, self.hedge_s / ROUNDS
+        if self.is_far and (live := ages_s < LIVE_S).any():
+            ranks, turns = ranks_of(ids, self._keys[self._live]), self._turns(ages_s)
+            own_in = (np.argmax(ranks == 0, axis=1) - turns) % ranks.shape[1]
+            waits_s = (turns + own_in) * self._hedge_s_max + SEEN_S - ages_s
+            wait_s = float(waits_s[live].max())
+        return math.ceil((now + wait_s) / step) * step
 
     def learn(self, homes: Column, verdicts: npt.NDArray[np.uint8], late_s: float | None) -> None:
         """What became of events. `late_s`: how long after its end the hedge was over, None where there was

@@ -1,5 +1,6 @@
 """Which datacenter joins an event at once, and how long the others wait (paper 4.4: wasted joins)."""
 
+import heapq
 import random
 
 import numpy as np
@@ -210,3 +211,49 @@ def test_a_datacenter_wastes_next_to_nothing_while_its_peer_is_as_fast_and_does_
         joined += theirs * alive
     assert lost < 0.02 * joined
     assert waited < 0.1 * joined
+
+
+def far_apart(names: tuple[str, ...], low_s: float, high_s: float, seed: int) -> tuple[float, float]:
+    """The share of wasted joins, and how old events are on average when they are joined, where each
+    datacenter reads each event so late, in a time of its own, and sees what others have begun to join 20 to
+    150 ms before."""
+    rng = np.random.default_rng(seed)
+    all_of = {name: homes(name, live=names) for name in names}
+    wasted, ages = 0, []
+    for turn in range(3000):
+        ids, began = some_ids(1, turn), list[tuple[float, float]]()
+        todo = sorted((rng.uniform(low_s, high_s), name, None) for name in names)
+        while todo:
+            age_s, name, read_at = heapq.heappop(todo)
+            of, age = all_of[name], np.array([age_s])
+            is_seen = any(at + visible <= age_s for at, visible in began)
+            waits = read_at is None or (of.is_far and not is_seen)
+            if waits and not of.at_once(of.now(ids, age))[0]:
+                heapq.heappush(todo, (of.due(age_s, ids, age), name, read_at or age_s))
+                continue
+            verdict = Joined.DUPLICATE if began else Joined.JOINED
+            if not is_seen:
+                began.append((age_s, rng.uniform(0.02, 0.15)))
+            column = np.array([Verdict.REGISTERED if is_seen else verdict], np.uint8)
+            waited_for = of.of(ids) if read_at is None else of.now(ids, np.array([read_at]))
+            of.learn(waited_for, column, None if read_at is None else 0.0)
+        if turn >= 1000:
+            wasted += len(began) - 1
+            ages.append(began[0][0])
+    return wasted / len(ages), float(np.mean(ages))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("behind_s", [2.0, 10.0])
+@pytest.mark.parametrize("count", [2, 3])
+def test_next_to_no_join_is_wasted_where_copies_of_the_logs_are_far_apart(count, behind_s, seed):
+    wasted, age_s = far_apart(NAMES[:count], 0.01, behind_s, seed)
+    assert wasted < 0.01
+    assert age_s < 0.55 * behind_s, "little later than by one copy alone"
+
+
+@pytest.mark.parametrize("old_s", [-3.1, 0.0, 0.5, 1.1, 1.6, 7.9])
+def test_where_copies_are_alike_events_are_joined_at_once_however_old_they_are_when_they_are_logged(old_s):
+    wasted, age_s = far_apart(NAMES[:2], old_s + 0.01, old_s + 0.04, 1)
+    assert wasted < 0.02
+    assert age_s < old_s + 0.07

@@ -11,7 +11,7 @@ from dispatcher.rules.homes import HEDGE_S_START, Homes
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import (
     CUT_AFTER_FAILURES,
-    LIVE_S,
+    LOOK_WHO_S,
     LOOKUP_PAUSE_S,
     STARTING_S,
     UNDER_WAY_S,
@@ -25,6 +25,7 @@ from photon.core.fates import Joined, Verdict
 from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
 
 RECOVERED = {"logs/recovered.jsonl"}
+DUE = 0.0
 JOINERS = {"10.0.0.1:7": "east", "10.0.0.2:7": "west", "10.0.0.3:7": "west"}
 
 
@@ -49,10 +50,13 @@ class Bench:
         self.homes = Homes(own, joiners or {}, 1.0)
         self.sender = Sender(registry, joiner, gate, RECOVERED.__contains__, lambda: None, self.homes)
 
+    def is_set(self) -> bool:
+        return len(self.waits) >= self.waits_max
+
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
         self.clock.advance(seconds)
-        return len(self.waits) >= self.waits_max
+        return self.is_set()
 
 
 class Failing:
@@ -253,7 +257,7 @@ def test_each_datacenter_sends_the_events_whose_home_it_is_and_the_registry_know
     for bench, answer in answers.items():
         hedged = answer.hedged
         assert {events.lines[row] for row in hedged} == set(events.lines) - sent[bench]
-        bench.sender.send_hedged([(events, answer)], bench.sender.due())
+        bench.sender.send_hedged([(events, answer)], bench.sender.due(events, answer))
         assert set(answer.verdicts[hedged]) == {Verdict.REGISTERED}
         assert len(bench.joiner.handed) == len(sent[bench])
 
@@ -292,7 +296,7 @@ def test_what_its_home_has_not_registered_is_joined_after_the_hedge_and_many_bat
     ]
     registry.present = {*registry.present, *hedged[::2]}
     calls, requests = registry.calls, len(east.joiner.batches)
-    east.sender.send_hedged(list(zip(batches, answers, strict=True)), east.sender.due())
+    east.sender.send_hedged(list(zip(batches, answers, strict=True)), DUE)
     verdicts = np.concatenate([answer.verdicts[these] for answer, these in zip(answers, rows, strict=True)])
     assert verdicts.tolist() == [
         Joined.JOINED if place % 2 else Verdict.REGISTERED for place in range(len(hedged))
@@ -310,7 +314,7 @@ def test_reasons_of_hedged_events_stay_with_their_rows():
     batches = [some_events(20, first=20 * number) for number in range(3)]
     assert east.sender.agree()
     answers = [east.sender.send(events) for events in batches]
-    east.sender.send_hedged(list(zip(batches, answers, strict=True)), east.sender.due())
+    east.sender.send_hedged(list(zip(batches, answers, strict=True)), DUE)
     for events, answer in zip(batches, answers, strict=True):
         assert answer.reasons == {row: line.decode() for row, line in enumerate(events.lines)}
 
@@ -325,7 +329,7 @@ def test_while_another_datacenter_has_no_lease_nothing_waits_for_it_but_at_the_s
     assert set(east.sender.send(some_events(100)).verdicts) == {Joined.JOINED}
     registry.holders = list(JOINERS)
     assert set(east.sender.send(some_events(100)).verdicts) == {Joined.JOINED}, "it is not asked each time"
-    east.clock.advance(LIVE_S)
+    east.clock.advance(LOOK_WHO_S)
     assert len(east.sender.send(some_events(100)).hedged) > 20
 
 
@@ -335,7 +339,7 @@ def test_hedged_events_are_sent_where_the_registry_fails_meanwhile():
     events = some_events(50)
     answer = east.sender.send(events)
     registry.fails = NoQuorumError("nobody leads")
-    east.sender.send_hedged([(events, answer)], east.sender.due())
+    east.sender.send_hedged([(events, answer)], DUE)
     assert set(answer.verdicts) == {Joined.JOINED}
     assert east.sender.homes()["passed_over"] == [], "what nobody was asked says nothing of a home"
 
