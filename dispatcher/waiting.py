@@ -1,5 +1,6 @@
 """Batches that wait for a sender, and what becomes of them meanwhile."""
 
+import bisect
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -107,7 +108,7 @@ class WaitingBatches:
             if old and not self._closed:
                 self._backlog.put(hedged, len(hedged.batch.events), self._now)
             else:
-                self._hedged.append(hedged)
+                bisect.insort(self._hedged, hedged, lo=self._released, key=lambda one: one.due)
                 self._released += self._closed
             self._await(hedged, hedged.answer.absent)
 

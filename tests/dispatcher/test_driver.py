@@ -170,7 +170,7 @@ def hedged(due: float, first: int = 0, events: int = 10) -> Hedged:
 def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together():
     waiting = WaitingBatches(25)
     early, late = [hedged(1.0), hedged(1.0), hedged(1.0)], hedged(2.0)
-    for one in (*early, late):
+    for one in (late, *early):
         waiting.hedge(one)
     assert waiting.next_due == 1.0
     waiting.release(1.5)

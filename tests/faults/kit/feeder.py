@@ -277,15 +277,18 @@ class _Ids:
         self._subnet = subnet
         self._began_us = began_us
         self._opaque = opaque
-        self._last_us = 0
+        self._taken: set[tuple[int, int]] = set()
 
     def draw(self, at_s: float) -> tuple[str, int, int]:
         """-> id, time (us), server."""
         server = self._rng.randrange(_SERVERS)
-        self._last_us = max(self._last_us + 1, self._began_us + round(at_s * 1e6))
+        time_us = self._began_us + round(at_s * 1e6)
+        while (server, time_us) in self._taken:
+            time_us += 1
+        self._taken.add((server, time_us))
         if self._rng.random() < self._opaque:
-            return f"{self._rng.getrandbits(128):032x}", self._last_us, server
-        return f"10.{self._subnet}.0.{server + 1}:{4000 + server}:{self._last_us}", self._last_us, server
+            return f"{self._rng.getrandbits(128):032x}", time_us, server
+        return f"10.{self._subnet}.0.{server + 1}:{4000 + server}:{time_us}", time_us, server
 
 
 def _script(feed: Feed, began_us: int) -> list[Due]:
