@@ -172,17 +172,18 @@ class Driver:
     def _read_all(self) -> None:
         if not self._sender.agree():
             return
+        has_time = False
         while not self._stopping.is_set():
             self._wake.clear()
             if self._reader.look():
                 self._finished.put([])
             with self._gate.pacing() as pacing:
                 has_room = pacing.has_room_to_hedge
-            has_time = not has_room or self._caught_up or self.paused is not None
             self._to_send.release(self._clock.monotonic(), has_room, has_time)
             sent = self._send_woken()
             sent = self._send_retries() or sent
-            sent = self._send_fresh() or sent
+            has_time = not self._send_fresh()
+            sent = sent or not has_time
             lingers_s = self._reader.looks_at - self._clock.monotonic()
             if not sent and lingers_s > 0:
                 self._stopping.wait(lingers_s)  # whatever wakes it meanwhile: all that goes together
@@ -335,7 +336,7 @@ class Driver:
             if isinstance(batch, FreshBatch):
                 pacing.answered()
         old = isinstance(batch, FreshBatch) and is_backlog(batch.events.newest_us, self._clock.wall.now_us())
-        self._to_send.hedge(Hedged(due, batch, answer), old)
+        self._to_send.hedge(Hedged(due, batch, answer), old and not self._sender.passes_over)
         self._wake.set()
 
     def _look(self, look: Look[Hedged]) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dispatcher.rules.backlog import Found
 from dispatcher.rules.events import Events, Rows, concat
-from dispatcher.rules.homes import Homes
+from dispatcher.rules.homes import SEEN_S, Homes
 from dispatcher.rules.pacing import LIVE_S, Pacing, is_backlog
 from dispatcher.rules.verdicts import Verdicts, judge_join, judge_lookup
 from idregistry.client import RegistryClient
@@ -162,6 +162,12 @@ class Sender:
         self._asking = threading.Lock()
 
     @property
+    def passes_over(self) -> bool:
+        """Some other datacenter registers nothing, and is asked for a few events only."""
+        with self._mutex:
+            return bool(self._homes.status()["passed_over"])
+
+    @property
     def is_alone(self) -> bool:
         """No other datacenter joins events that are this one's."""
         return not self._hedges or self._homes.is_alone
@@ -223,13 +229,14 @@ class Sender:
     def send_hedged(self, batches: Sequence[tuple[Events, Answer]], due: float) -> None:
         """The rest of the verdicts, now that their homes had their time: one lookup, and one request to a
         joiner for what is not registered. `due`: when that time was over; monotonic. What is another's turn
-        again stays hedged."""
+        now stays hedged, unless it waited here for a sender."""
         late_s = self._clock.monotonic() - due
         events, rows = _hedged(batches)
         if not len(events):
             return
         verdicts = self._asked(events)
-        if verdicts is not None and self._homes.is_far and not self._gate.stopping.is_set():
+        in_time = late_s < 2 * SEEN_S and not self._gate.stopping.is_set()
+        if verdicts is not None and in_time and self._homes.is_far:
             ages_s = self._ages_s(events)
             with self._mutex:
                 others = (ages_s < LIVE_S) & ~self._homes.at_once(self._homes.now(events.ids, ages_s))
@@ -248,10 +255,10 @@ class Sender:
 
     def look(
         self, batches: Sequence[tuple[Events, Answer]], joins: Collection[int], missed: bool
-    ) -> list[Found]:
+    ) -> list[Found] | None:
         """One lookup for what is hedged, and one request to a joiner for what is not registered and of a home
         in `joins`, unless it is not `missed` and left to another's heir (rules/backlog.Look); the rest stays
-        hedged. What was found of each."""
+        hedged. What was found of each; None if nobody answered."""
         self._see_who_lives()
         events, rows = _hedged(batches)
         with self._mutex:
@@ -260,11 +267,12 @@ class Sender:
             if not missed:
                 late &= self._homes.inherits(events.ids)
         verdicts = self._asked(events) if len(events) else None
+        if not self._may_ask:
+            return None
         if verdicts is not None:
             verdicts[(verdicts != Verdict.REGISTERED) & ~late] = Verdict.HEDGED
             if (found := self._answer(events, verdicts)) is not None:
-                if self._may_ask:
-                    self._learn(events, found, LONG_S if missed else None)
+                self._learn(events, found, LONG_S if missed else None)
                 _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
         told, start = list[Found](), 0
         for (_, answer), these in zip(batches, rows, strict=True):

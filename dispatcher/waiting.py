@@ -53,8 +53,8 @@ class WaitingBatches:
     events have arrived: the ledger, which wakes the others, has none of a batch before the hedge is over.
 
     Fresh ones whose primaries the event store has yet to read are held back, and then go by their times.
-    Its user bounds it. None waits for long: few are read ahead, and reading goes on only as the oldest of
-    them ends, and only while there is room for more hedged ones.
+    Its user bounds it. None waits for long, but for what a backlog leaves to others that are at work on it:
+    few are read ahead, and reading goes on only while there is room for more hedged ones.
     """
 
     def __init__(self, events_max: int, senders: int = 1) -> None:
@@ -102,22 +102,26 @@ class WaitingBatches:
             self._let_go(lambda one: one.newest_us <= time_us)
 
     def hedge(self, hedged: Hedged, old: bool = False) -> None:
-        """Keep it until it is released; `old`: as part of a backlog, until `looked` says that it is done. Any
-        thread."""
+        """Keep it until it is released; as part of a backlog (`old`), or where it but waits for one to be
+        recorded, until `looked` says that it is done. Any thread."""
         with self._changed:
-            if old and not self._closed:
+            behind = len(self._backlog) > 0 and not len(hedged.answer.hedged)
+            if (old or behind) and not self._closed:
                 self._backlog.put(hedged, len(hedged.batch.events), self._now)
             else:
                 bisect.insort(self._hedged, hedged, lo=self._released, key=lambda one: one.due)
                 self._released += self._closed
             self._await(hedged, hedged.answer.absent)
 
-    def looked(self, look: Look[Hedged], found: Sequence[Found]) -> list[Hedged]:
-        """What a look has found, batch by batch. Those that are done. Any thread."""
+    def looked(self, look: Look[Hedged], found: Sequence[Found] | None) -> list[Hedged]:
+        """What a look has found, batch by batch; None if nobody answered. Those that are done. Any thread."""
         with self._changed:
-            done = []
-            for hedged in self._backlog.looked(look, found, self._now):
-                if hedged in self._tried:
+            done = list[Hedged]()
+            if found is None:
+                self._backlog.unanswered(look, self._now)
+            for hedged in self._backlog.looked(look, found, self._now) if found is not None else ():
+                # A try may have left some of it to another datacenter meanwhile.
+                if hedged in self._tried or len(hedged.answer.hedged):
                     self._hedged.appendleft(hedged)
                     self._released += 1
                 else:
@@ -173,7 +177,7 @@ class WaitingBatches:
 
     def release(self, now: float, has_room: bool = True, has_time: bool = False) -> None:
         """Batches that were held or hedged for long enough may be taken; without room for more hedged ones,
-        all of these. `has_time`: nothing can be read now, so there is time for other datacenters' events."""
+        all of these. `has_time`: nothing could be read just now, so there is time for others' events."""
         until = now if has_room else float("inf")
         with self._changed:
             self._now = now

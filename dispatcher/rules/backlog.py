@@ -62,6 +62,7 @@ class Found(NamedTuple):
 @dataclass(slots=True)
 class _Left:
     events: int
+    put_at: float
     looks: bool = False
     """Just now."""
     again_at: float = _NEVER
@@ -97,8 +98,8 @@ class Backlog(Generic[Key]):
 
     def put(self, key: Key, events: int, now: float) -> None:
         if not self._left:
-            self._since = now
-        self._left[key] = _Left(events)
+            self._since, self._behind = now, _NOBODY
+        self._left[key] = _Left(events, now, again_at=now + LOOK_S)
 
     def idle(self, idle: bool, now: float) -> None:
         """Whether there is nothing else to do."""
@@ -129,14 +130,13 @@ class Backlog(Generic[Key]):
     def looked(self, look: Look[Key], found: Sequence[Found], now: float) -> list[Key]:
         """What became of it, batch by batch. The batches of which nothing is left: they are forgotten."""
         done = []
+        if not look.joins:
+            self._see(look, found, now)
         for key, (registered, left) in zip(look.batches, found, strict=True):
             one = self._left[key]
             moved, lacking = _homes(registered), _homes(left)
             one.looks = False
-            if not look.joins:  # or it may be other thieves who have moved
-                self._moved_at.update(dict.fromkeys(moved, now))
-                self._behind -= moved
-            elif not look.missed:
+            if look.joins and not look.missed:
                 self._batch_s += _WEIGHT * (now - one.stolen_at - self._batch_s)
             if not lacking:
                 done.append(key)
@@ -145,12 +145,28 @@ class Backlog(Generic[Key]):
                 one.over -= look.joins
             else:
                 stay = lacking - moved
-                self._behind |= stay - one.seen
                 stalled = {home for home in stay if self._stands_still(home, now)}
                 one.over = stay & one.seen | stalled | lacking & {0}
                 one.again_at = now + LOOK_S
             one.seen |= moved
         return done
+
+    def unanswered(self, look: Look[Key], now: float) -> None:
+        """Nobody said what is registered."""
+        self._since = now
+        for key in look.batches:
+            self._left[key].looks = False
+            self._left[key].again_at = now + LOOK_S
+
+    def _see(self, look: Look[Key], found: Sequence[Found], now: float) -> None:
+        """How far the homes have come; of one that has yet to come to a batch, later ones say nothing."""
+        behind = set[int]()
+        for key, (registered, left) in zip(look.batches, found, strict=True):
+            moved = _homes(registered) - behind
+            self._moved_at.update(dict.fromkeys(moved, now))
+            self._behind -= moved
+            behind |= _homes(left) - _homes(registered) - self._left[key].seen
+        self._behind |= behind
 
     def due(self) -> float:
         """When to look; infinity while nothing is to be looked for."""
@@ -172,7 +188,11 @@ class Backlog(Generic[Key]):
     def _steal(self, now: float) -> Look[Key] | None:
         if not self._idle:
             return None
-        ahead = [key for key, one in self._left.items() if not self._behind <= one.seen | one.stolen]
+        ahead = [
+            key
+            for key, one in self._left.items()
+            if now - one.put_at > 2 * LOOK_S and not self._behind <= one.seen | one.stolen
+        ]
         is_patient = now - self._starved_at < 2 * len(ahead) * self._batch_s / self._senders
         near = self._senders * (NEAR if is_patient else 1)
         if len(ahead) <= near or (one := self._left[ahead[-1]]).looks:

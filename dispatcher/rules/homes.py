@@ -179,13 +179,13 @@ class Homes:
         return mask
 
     def due(self, now: float, ids: bytes = b"", ages_s: npt.NDArray[np.float64] = _NO_AGES) -> float:
-        """When hedged events of these ages, that were read now, are taken up again."""
+        """When hedged events of these ages, that were read now, are taken up again: the first of them."""
         wait_s, step = self.hedge_s, self.hedge_s / ROUNDS
         if self.is_far and (live := ages_s < LIVE_S).any():
             ranks, turns = ranks_of(ids, self._keys[self._live]), self._turns(ages_s)
             own_in = (np.argmax(ranks == 0, axis=1) - turns) % ranks.shape[1]
-            waits_s = (turns + own_in) * self._hedge_s_max + SEEN_S - ages_s
-            wait_s = float(waits_s[live].max())
+            waits_s = ((turns + own_in) * self._hedge_s_max + SEEN_S - ages_s)[live]
+            wait_s = float(waits_s[waits_s < waits_s.min() + SEEN_S].max())  # the others wait once more
         return math.ceil((now + wait_s) / step) * step
 
     def learn(self, homes: Column, verdicts: npt.NDArray[np.uint8], late_s: float | None) -> None:

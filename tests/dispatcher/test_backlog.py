@@ -23,7 +23,7 @@ def backlog(batches: int, idle: bool = False) -> Backlog[str]:
     made = Backlog[str](20, 1)
     made.idle(idle, 0.0)
     for number in range(batches):
-        made.put(f"batch {number}", 10, 0.0)
+        made.put(f"batch {number}", 10, -1.0)
     return made
 
 
@@ -83,11 +83,47 @@ def test_a_home_that_stands_still_is_waited_for_no_longer():
         left.looked(look, [found((), [0, 10])], now)
         now += 2 * LOOK_S
     assert look == Look(["batch 0"], frozenset({1}), True)
-    assert STALLED_S < now < STALLED_S + 5 * LOOK_S
+    assert STALLED_S - 1.0 < now < STALLED_S - 1.0 + 5 * LOOK_S
     left.looked(look, [found((), ())], now)
     left.put("batch 1", 10, now)
+    now += 2 * LOOK_S
     left.looked(left.next(now), [found((), [0, 10])], now)
     assert left.next(now) is None, "after a pause it may be at work again"
+
+
+def test_what_a_home_registers_behind_a_batch_that_it_has_yet_to_come_to_is_no_sign_of_life():
+    """Or one event that nobody can join would keep all behind it for ever."""
+    left = backlog(1, idle=True)
+    for step in range(200):
+        now = 0.05 * step
+        left.put(f"new {step}", 1, now)
+        if (look := left.next(now)) is None:
+            continue
+        if look.joins:
+            break
+        left.looked(
+            look,
+            [
+                found((), [0, 1] if key == "batch 0" else ()) if key == "batch 0" else found([0, 1])
+                for key in look.batches
+            ],
+            now,
+        )
+    assert look == Look(["batch 0"], frozenset({1}), True)
+    assert now < STALLED_S + 5 * LOOK_S
+
+
+def test_where_nobody_answers_nothing_is_known_of_the_homes():
+    left = backlog(2, idle=True)
+    left.looked(left.next(0.0), [found([0, 5], [0, 5]), found((), [0, 10])], 0.0)
+    for now in (2.0, 5.0, 8.0):
+        look = left.next(now)
+        assert look.batches == ["batch 0", "batch 1"] and not look.joins
+        left.unanswered(look, now)
+        assert left.next(now) is None
+    look = left.next(8.2)
+    left.looked(look, [found([0, 5]), found((), [0, 10])], 8.2)
+    assert left.next(8.25) is None, "it may be at work"
 
 
 def test_what_has_come_to_be_this_datacenters_own_is_joined_at_once():

@@ -589,6 +589,52 @@ def test_a_datacenter_joins_all_where_the_other_holds_a_lease_and_does_nothing(t
     assert (status["in_flight"], status["homes"]["live"]) == (0, ["east", "west"])
 
 
+def test_a_long_backlog_is_done_where_the_other_holds_a_lease_and_does_nothing(tmp_path):
+    """It is passed over: then whole batches are this one's, and recorded only after the few that wait."""
+    east, _ = datacenters(tmp_path, 15_000)
+    server = server_of(east, "east")
+    server.start()
+    try:
+        wait_until(lambda: server.status()["drained"], 90, lambda: str(server.status()))
+        assert server.status()["fates"]["joined"] == 15_000
+    finally:
+        server.stop()
+
+
+def test_an_old_event_that_nobody_can_join_keeps_no_other_from_being_recorded(tmp_path):
+    """Old ones come one after the other, the first without its query in both datacenters."""
+    east, west = datacenters(tmp_path, 0)
+    servers = []
+    for site, name in ((east, "east"), (west, "west")):
+        site.joiner.answer = lambda line, _: (
+            (Joined.RETRY_ABSENT, None) if click_number(line) < 3 else (Joined.JOINED, None)
+        )
+        slow = {"retry_delay_ms_min": 60_000, "retry_delay_ms_max": 60_000}
+        servers.append(
+            site.server(fast_settings(batch_events_max=100, **slow), datacenter=name, joiners=JOINERS)
+        )
+        servers[-1].start()
+    written = 0
+
+    def feed(count):
+        nonlocal written
+        for site in (east, west):
+            with (site.logs / "a.jsonl").open("ab") as file:
+                file.write(clicks(written, written + count))
+        written += count
+
+    def recorded():
+        feed(1)
+        return min(server.status()["foreign_events"] for server in servers) > 20
+
+    try:
+        feed(3)
+        wait_until(recorded, 30, lambda: str([server.status() for server in servers]))
+    finally:
+        for server in servers:
+            server.stop()
+
+
 def test_a_dispatcher_that_is_stopped_leaves_no_event_that_waits_for_its_home_behind(tmp_path):
     east, _ = datacenters(tmp_path, 300)
     server = server_of(east, "east")

@@ -19,7 +19,7 @@ from dispatcher.waiting import Hedged, WaitingBatches, Woken
 from photon.core.clock import Backoff, ManualClock, SteadyClock
 from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
-from photon.core.fates import Fate, Joined
+from photon.core.fates import Fate, Joined, Verdict
 from photon.logs.text import ALL_READ
 from photon.logs.writer import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
@@ -191,11 +191,13 @@ def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together
 def test_what_is_left_of_a_backlog_waits_for_no_time_but_to_be_found_registered():
     waiting = WaitingBatches(25)
     first, second, live = hedged(1.0), hedged(1.0), hedged(2.0)
+    live.answer.verdicts[:] = Verdict.HEDGED
     waiting.release(0.5)
     waiting.hedge(first, old=True)
     waiting.hedge(second, old=True)
     waiting.hedge(live)
     waiting.put(fresh := fresh_batch(0))
+    waiting.release(0.5 + LOOK_S)
     assert waiting.take() is fresh, "what is to be sent goes first"
     look = waiting.take()
     assert look.batches == [first, second]
@@ -204,8 +206,8 @@ def test_what_is_left_of_a_backlog_waits_for_no_time_but_to_be_found_registered(
         Found(np.array([0, 10]), np.zeros(2, int)),
     )
     assert waiting.looked(look, [all_of_it, nothing]) == [first]
-    assert waiting.next_due == 0.5 + LOOK_S
-    waiting.release(0.5 + LOOK_S)
+    assert waiting.next_due == 0.5 + 2 * LOOK_S
+    waiting.release(0.5 + 2 * LOOK_S)
     assert waiting.take().batches == [second]
     waiting.close()
     assert waiting.take() == [live]
@@ -213,10 +215,40 @@ def test_what_is_left_of_a_backlog_waits_for_no_time_but_to_be_found_registered(
     assert taken(waiting) == [[second]], "what was being looked for is not left behind"
 
 
+def test_a_batch_of_which_a_try_leaves_some_to_another_datacenter_while_it_is_looked_for_is_not_done():
+    waiting = WaitingBatches(25)
+    one = absent(1.0, 0)
+    waiting.release(0.0)
+    waiting.hedge(one, old=True)
+    waiting.release(LOOK_S)
+    look = waiting.take()
+    waiting.arrive(primaries(one, 2))
+    woken = waiting.take()
+    one.answer.verdicts[2] = Verdict.HEDGED
+    waiting.tried(woken)
+    assert waiting.looked(look, [Found(np.array([0, 5]), np.array([0, 0]))]) == []
+    assert waiting.take() == [one], "what is left is asked for"
+
+
+def test_an_own_batch_waits_with_the_backlog_that_is_recorded_before_it():
+    waiting = WaitingBatches(25)
+    waiting.release(0.0)
+    waiting.hedge(old := hedged(1.0), old=True)
+    waiting.hedge(live := absent(0.0, 10))
+    waiting.release(LOOK_S)
+    waiting.arrive(primaries(live, 4))
+    woken = waiting.take()
+    assert [(one is live, rows.tolist()) for one, rows in woken.parts] == [(True, [4])]
+    look = waiting.take()
+    assert look.batches == [old, live]
+
+
 def test_a_batch_that_is_done_waits_for_what_of_it_is_being_tried():
     waiting = WaitingBatches(25)
     one = absent(1.0, 0)
+    waiting.release(0.0)
     waiting.hedge(one, old=True)
+    waiting.release(LOOK_S)
     look = waiting.take()
     waiting.arrive(primaries(one, 2))
     woken = waiting.take()
