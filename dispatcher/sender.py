@@ -235,7 +235,7 @@ class Sender:
         if not len(events):
             return
         verdicts = self._asked(events)
-        in_time = late_s < 2 * SEEN_S and not self._gate.stopping.is_set()
+        in_time = late_s < 4 * SEEN_S and not self._gate.stopping.is_set()
         if verdicts is not None and in_time and self._homes.is_far:
             ages_s = self._ages_s(events)
             with self._mutex:
