@@ -2,7 +2,7 @@
 
 All datacenters read all events, and each would do what the others do (the paper's wasted joins, 4.4). So
 every event has a home: the datacenter, of those whose joiners hold leases, that scores highest with its id
-(rendezvous hashing), whatever any clock says. The home joins it at once. The others wait for a hedge, ask the
+(rendezvous hashing). The home joins it at once. The others wait for a hedge, ask the
 registry, and join what the home has not registered. Nothing needs all to be of one opinion: the registry
 decides as always, and where two differ a join is wasted, or comes a hedge later.
 
