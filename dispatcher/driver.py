@@ -12,11 +12,12 @@ held      those to send the event store has read so far, or      the same
           back          HELD_S_MAX is over (rules/pacing)
 sent      a sender      registry and joiner have answered        the same; what is registered is a duplicate
 stuck     the sender    a joiner answers again: it waits whole   the same
-hedged    those to send the hedge is over (rules/homes), for     the same
-                        what other datacenters are to join; a
-                        sender takes it once more, and before
-                        that what has found no primary event, as
-                        that arrives
+hedged    those to send the hedge is over (rules/homes), or, of  the same
+                        a backlog, its homes are done with it
+                        (rules/backlog), for what other
+                        datacenters are to join; a sender takes
+                        it once more, and before that what has
+                        found no primary event, as that arrives
 resolved  the sender    each event has a fate or waits; fresh    the same
                         ones: those before it in their files
                         are resolved, too
@@ -300,14 +301,11 @@ class Driver:
 
     def _send_hedged(self, taken: list[Hedged]) -> None:
         self._sender.send_hedged([(one.batch.events, one.answer) for one in taken], taken[-1].due)
-        done = [one for one in taken if not len(one.answer.hedged)]
         for one in taken:
             if len(one.answer.hedged):
                 due = self._sender.due(one.batch.events, one.answer)
                 self._to_send.hedge(Hedged(due, one.batch, one.answer))
-        if done:
-            self._finished.put([(one.batch, self._resolved(one.batch, one.answer, True)) for one in done])
-        self._wake.set()
+        self._finish_hedged([one for one in taken if not len(one.answer.hedged)])
 
     def _resolved(self, batch: Batch, answer: Answer, hedged: bool = False) -> Resolved:
         resolved = resolve(
@@ -341,7 +339,9 @@ class Driver:
 
     def _look(self, look: Look[Hedged]) -> None:
         parts = [(one.batch.events, one.answer) for one in look.batches]
-        done = self._to_send.looked(look, self._sender.look(parts, look.joins, look.missed))
+        self._finish_hedged(self._to_send.looked(look, self._sender.look(parts, look.joins, look.missed)))
+
+    def _finish_hedged(self, done: list[Hedged]) -> None:
         if done:
             self._finished.put([(one.batch, self._resolved(one.batch, one.answer, True)) for one in done])
         self._wake.set()

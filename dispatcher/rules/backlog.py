@@ -152,11 +152,11 @@ class Backlog(Generic[Key]):
         return done
 
     def unanswered(self, look: Look[Key], now: float) -> None:
-        """Nobody said what is registered."""
+        """Nobody said what is registered: so it is not known either whose rest is to be joined here."""
         self._since = now
         for key in look.batches:
-            self._left[key].looks = False
-            self._left[key].again_at = now + LOOK_S
+            one = self._left[key]
+            one.looks, one.over, one.again_at = False, _NOBODY, now + LOOK_S
 
     def _see(self, look: Look[Key], found: Sequence[Found], now: float) -> None:
         """How far the homes have come; of one that has yet to come to a batch, later ones say nothing."""

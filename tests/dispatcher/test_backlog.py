@@ -124,6 +124,12 @@ def test_where_nobody_answers_nothing_is_known_of_the_homes():
     look = left.next(8.2)
     left.looked(look, [found([0, 5]), found((), [0, 10])], 8.2)
     assert left.next(8.25) is None, "it may be at work"
+    left.looked(left.next(8.4), [found((), [0, 10])], 8.2 + STALLED_S)
+    rest = left.next(11.0)
+    assert rest.joins
+    left.unanswered(rest, 11.0)
+    assert left.next(11.0) is None, "nor is it tried without a pause"
+    assert left.due() == 11.0 + LOOK_S
 
 
 def test_what_has_come_to_be_this_datacenters_own_is_joined_at_once():

@@ -215,15 +215,19 @@ def test_what_is_left_of_a_backlog_waits_for_no_time_but_to_be_found_registered(
     assert taken(waiting) == [[second]], "what was being looked for is not left behind"
 
 
-def test_a_batch_of_which_a_try_leaves_some_to_another_datacenter_while_it_is_looked_for_is_not_done():
-    waiting = WaitingBatches(25)
-    one = absent(1.0, 0)
+def woken_while_it_is_looked_for() -> tuple[WaitingBatches, Hedged, Look[Hedged], Woken]:
+    """A batch of a backlog, the look that is under way, and what of it is being tried."""
+    waiting, one = WaitingBatches(25), absent(1.0, 0)
     waiting.release(0.0)
     waiting.hedge(one, old=True)
     waiting.release(LOOK_S)
     look = waiting.take()
     waiting.arrive(primaries(one, 2))
-    woken = waiting.take()
+    return waiting, one, look, waiting.take()
+
+
+def test_a_batch_of_which_a_try_leaves_some_to_another_datacenter_while_it_is_looked_for_is_not_done():
+    waiting, one, look, woken = woken_while_it_is_looked_for()
     one.answer.verdicts[2] = Verdict.HEDGED
     waiting.tried(woken)
     assert waiting.looked(look, [Found(np.array([0, 5]), np.array([0, 0]))]) == []
@@ -244,14 +248,7 @@ def test_an_own_batch_waits_with_the_backlog_that_is_recorded_before_it():
 
 
 def test_a_batch_that_is_done_waits_for_what_of_it_is_being_tried():
-    waiting = WaitingBatches(25)
-    one = absent(1.0, 0)
-    waiting.release(0.0)
-    waiting.hedge(one, old=True)
-    waiting.release(LOOK_S)
-    look = waiting.take()
-    waiting.arrive(primaries(one, 2))
-    woken = waiting.take()
+    waiting, one, look, woken = woken_while_it_is_looked_for()
     assert waiting.looked(look, [Found(np.array([0, 5]), np.zeros(2, int))]) == []
     waiting.put(fresh := fresh_batch(0))
     assert waiting.take() is fresh
