@@ -32,6 +32,7 @@ disk are slow, reading stops.
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -43,7 +44,7 @@ from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.recorder import Finished, Recorded, Recorder
 from dispatcher.rules.backlog import Look
 from dispatcher.rules.copies import Copies
-from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBatch
+from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBatch, concat
 from dispatcher.rules.pacing import Pacing, Reading, is_backlog
 from dispatcher.rules.verdicts import Backoffs, Verdicts, none_joined, resolve
 from dispatcher.sender import Answer, Gate, Sender
@@ -289,15 +290,21 @@ class Driver:
             if isinstance(taken, Look):
                 self._look(taken)
                 continue
-            answer = self._sender.send(taken.events)
-            if answer is None:
-                self._finish(taken, None)
-            elif len(answer.hedged):
-                self._hedge(taken, answer, self._sender.due(taken.events, answer))
-            elif (due := self._turn(taken, answer)) is not None:
-                self._hedge(taken, answer, due)
+            self._send(taken.batches)
+
+    def _send(self, batches: Sequence[Batch]) -> None:
+        """In one request."""
+        answer = self._sender.send(concat([batch.events for batch in batches]))
+        answers = repeat(None) if answer is None else answer.split([len(batch.events) for batch in batches])
+        for batch, one in zip(batches, answers, strict=False):
+            if one is None:
+                self._finish(batch, None)
+            elif len(one.hedged):
+                self._hedge(batch, one, self._sender.due(batch.events, one))
+            elif (due := self._turn(batch, one)) is not None:
+                self._hedge(batch, one, due)
             else:
-                self._finish(taken, self._resolved(taken, answer))
+                self._finish(batch, self._resolved(batch, one))
 
     def _send_hedged(self, taken: list[Hedged]) -> None:
         self._sender.send_hedged([(one.batch.events, one.answer) for one in taken], taken[-1].due)

@@ -124,6 +124,14 @@ class Answer:
         """The rows whose primary events were not there yet."""
         return np.flatnonzero(self.verdicts == Joined.RETRY_ABSENT)
 
+    def split(self, sizes: Sequence[int]) -> "list[Answer]":
+        """Of its first events, of the next, and so on."""
+        if len(sizes) == 1:
+            return [self]
+        parts = [Answer(np.empty(size, np.uint8), np.empty(size, np.int64)) for size in sizes]
+        _hand_out(self, ((part, np.arange(len(part.verdicts))) for part in parts))
+        return parts
+
     def put(self, rows: Rows, other: "Answer", start: int = 0) -> None:
         """These rows are as those of the other from `start` on."""
         end = start + len(rows)
@@ -459,7 +467,7 @@ class Sender:
         )
         with self._gate.request():
             said = self._joiner.join(batch)
-        answer.verdicts[rows] = judge_join(said.outcomes, len(part))
+        answer.verdicts[rows] = judge_join(said.outcomes, part.ids)
         answer.at_us[rows] = self._clock.now_us()
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())

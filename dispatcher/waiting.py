@@ -5,7 +5,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from photon.logs.text import ALL_READ
 
 _ARRIVED_MAX: Final = 1 << 13
 """Arrivals that are remembered: from the answer that an event's primary is absent until it is hedged."""
+_AnyBatch = TypeVar("_AnyBatch", FreshBatch, RetryBatch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +42,12 @@ class Held(NamedTuple):
     batch: FreshBatch
 
 
+class Together(NamedTuple):
+    """Batches that go in one request."""
+
+    batches: list[Batch]
+
+
 class Woken(NamedTuple):
     """Hedged batches, and the rows of each whose primary events have arrived."""
 
@@ -51,6 +58,8 @@ class WaitingBatches:
     """Batches that wait for a sender: retries first, then fresh ones, then hedged ones that were released,
     then what of a backlog is left to other datacenters. Before all, events of hedged ones whose primary
     events have arrived: the ledger, which wakes the others, has none of a batch before the hedge is over.
+    Of one kind a sender takes all that wait, up to a full batch: where a request takes long, few are sent,
+    and no kind waits for long behind another.
 
     Fresh ones whose primaries the event store has yet to read are held back, and then go by their times.
     Its user bounds it. None waits for long, but for what a backlog leaves to others that are at work on it:
@@ -58,7 +67,7 @@ class WaitingBatches:
     """
 
     def __init__(self, events_max: int, senders: int = 1) -> None:
-        """`events_max`: of hedged batches that are taken together; `senders`: of each datacenter."""
+        """`events_max`: of batches that are taken together; `senders`: of each datacenter."""
         self._events_max = events_max
         self._changed = threading.Condition()
         self._retries: deque[RetryBatch] = deque()
@@ -199,7 +208,7 @@ class WaitingBatches:
             self._fresh.extend(one.batch for one in going)
             self._changed.notify_all()
 
-    def take(self) -> Batch | list[Hedged] | Woken | Look[Hedged] | None:
+    def take(self) -> Together | list[Hedged] | Woken | Look[Hedged] | None:
         """The next to send, or hedged ones, or woken ones: `tried` is to follow, or what to look for:
         `looked` is. None when it is closed and empty, but for what others try."""
         with self._changed:
@@ -207,9 +216,9 @@ class WaitingBatches:
                 if self._woken:
                     return self._take_woken()
                 if self._retries:
-                    return self._retries.popleft()
+                    return self._take_together(self._retries)
                 if self._fresh:
-                    return self._fresh.popleft()
+                    return self._take_together(self._fresh)
                 taken = self._take_hedged() or self._backlog.next(self._now)
                 if taken or self._closed:
                     return taken or None
@@ -219,13 +228,17 @@ class WaitingBatches:
     def _may_take_hedged(self) -> bool:
         return self._released > 0 and self._hedged[0] not in self._tried
 
+    def _take_together(self, waiting: deque[_AnyBatch]) -> Together:
+        taken, room = list[Batch](), _Room(self._events_max)
+        while waiting and room.takes(len(waiting[0].events), waiting[0].size):
+            taken.append(waiting.popleft())
+        return Together(taken)
+
     def _take_woken(self) -> Woken:
-        parts: list[tuple[Hedged, Rows]] = []
-        events = size = 0
+        parts, room = list[tuple[Hedged, Rows]](), _Room(self._events_max)
         while self._woken:
             hedged, rows = next(iter(self._woken.items()))
-            events, size = events + len(rows), size + hedged.batch.size
-            if parts and (events > self._events_max or size > BATCH_BYTES_MAX):
+            if not room.takes(len(rows), hedged.batch.size):
                 break
             parts.append((hedged, np.sort(np.array(rows, np.intp))))
             del self._woken[hedged]
@@ -234,13 +247,8 @@ class WaitingBatches:
         return Woken(parts)
 
     def _take_hedged(self) -> list[Hedged]:
-        taken: list[Hedged] = []
-        events = size = 0
-        while self._may_take_hedged:
-            batch = self._hedged[0].batch
-            events, size = events + len(batch.events), size + batch.size
-            if taken and (events > self._events_max or size > BATCH_BYTES_MAX):
-                break
+        taken, room = list[Hedged](), _Room(self._events_max)
+        while self._may_take_hedged and room.takes(len((one := self._hedged[0].batch).events), one.size):
             taken.append(hedged := self._hedged.popleft())
             self._released -= 1
             self._forget(hedged)
@@ -265,6 +273,21 @@ class WaitingBatches:
             self._released = len(self._hedged)
             self._close_backlog()
             self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class _Room:
+    """In a request that is being put together. What comes first is always taken."""
+
+    events_max: int
+    events: int = 0
+    size: int = 0
+
+    def takes(self, events: int, size: int) -> bool:
+        is_first = not self.events
+        self.events += events
+        self.size += size
+        return is_first or (self.events <= self.events_max and self.size <= BATCH_BYTES_MAX)
 
 
 def _awaited(hedged: Hedged, rows: Rows) -> tuple[list[tuple[Hedged, int]], Sequence[bytes]]:

@@ -14,9 +14,9 @@ backlog, and keeps its home.
 
 What is learned       of hedged events                        of those that were sent at once for another
 --------------------  --------------------------------------  -------------------------------------------
-registered            a hit, the hedge a little shorter       a hit: the home is at work
+registered            a hit, the hedge a little shorter       a hit, unless few are: these are repetitions
 joined here           a miss, the hedge longer                nothing: nobody waited for the home
-lost to another       the same                                a hit
+lost to another       the same                                as registered
 anything else         nothing: the home could not join it     nothing
                       either
 
@@ -52,6 +52,9 @@ ANSWER_EVENTS: Final = 8
 """As so many an answer counts at most: who stands still for a moment misses all that one asks about."""
 KNOWN_EVENTS: Final = 4 * ANSWER_EVENTS
 """Hits and misses that say enough; then the past counts half as much with each new answer."""
+
+NOT_FEW: Final = 0.2
+"""Of a home's events, sent at once: who registers so many is at work."""
 
 _STEP: Final = 0.05
 """Of the logarithm of the hedge, by a single miss."""
@@ -194,10 +197,14 @@ class Homes:
         lost = verdicts == Joined.DUPLICATE
         hit, missed = verdicts == Verdict.REGISTERED, (verdicts == Joined.JOINED) | lost
         if late_s is None:
-            hit, missed = hit | lost, np.zeros(len(verdicts), np.bool_)
+            hit, missed = hit | lost, missed & ~lost
         for number in self._live[1:].tolist():
             theirs = homes == number
-            self._learn(number, int((hit & theirs).sum()), int((missed & theirs).sum()), late_s)
+            hits, misses = int((hit & theirs).sum()), int((missed & theirs).sum())
+            if late_s is not None:
+                self._learn(number, hits, misses, late_s)
+            elif hits >= NOT_FEW * (hits + misses):
+                self._learn(number, hits, 0, None)
 
     def status(self) -> dict[str, Any]:
         """Plain values: who can be a home, who is passed over, how long the others are waited for."""
@@ -214,8 +221,6 @@ class Homes:
         weight = min(1.0, ANSWER_EVENTS / (hits + misses))
         known = self._hits[number] + self._misses[number]
         keep = 0.5 if known >= KNOWN_EVENTS else 1.0
-        if hits and self._is_absent(number):
-            keep = 0.0  # it is back
         self._hits[number] = self._hits[number] * keep + hits * weight
         self._misses[number] = self._misses[number] * keep + misses * weight
         if late_s is not None and late_s < self.hedge_s and not self._is_absent(number):

@@ -31,7 +31,9 @@ from photon.core.fates import (
     Fate,
     Joined,
     Registered,
+    Verdict,
 )
+from photon.core.ids import ID_BYTES
 from photon.core.settings import Dispatcher
 from photon.core.status import AGE_EDGES_US, BUCKETS, count_latencies
 from photon.logs.writer import DeadLetter
@@ -147,9 +149,16 @@ def judge_lookup(registered: bytes, count: int) -> Verdicts:
     return np.frombuffer(bytearray(registered.translate(VERDICT_OF_REGISTERED)), np.uint8)
 
 
-def judge_join(outcomes: bytes, count: int) -> Verdicts:
-    """The joiner's answer as verdicts. UnavailableError if it is no answer to `count` events."""
-    return _check(outcomes, count, max(Joined), f"the joiner's answer to a batch of {count} events")
+def judge_join(outcomes: bytes, ids: bytes) -> Verdicts:
+    """The joiner's answer as verdicts. UnavailableError if it is no answer to events of these ids, 16 x N
+    bytes. What stands twice and was joined once is a duplicate that no other joiner was needed for."""
+    count = len(ids) // ID_BYTES
+    said = _check(outcomes, count, max(Joined), f"the joiner's answer to a batch of {count} events")
+    if len(lost := np.flatnonzero(said == Joined.DUPLICATE)):
+        column = np.frombuffer(ids, f"V{ID_BYTES}")
+        said = said.copy()
+        said[lost[np.isin(column[lost], column[said == Joined.JOINED])]] = Verdict.REGISTERED
+    return said
 
 
 def _check(column: bytes, count: int, highest: int, what: str) -> Verdicts:

@@ -11,11 +11,11 @@ import pytest
 from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.recorder import Recorder
 from dispatcher.rules.backlog import LOOK_S, Found, Look
-from dispatcher.rules.events import NO_EVENTS, FreshBatch, Resolved, RetryBatch
+from dispatcher.rules.events import FreshBatch, Resolved, RetryBatch
 from dispatcher.rules.pacing import HELD_S_MAX, Pacing
 from dispatcher.rules.verdicts import none_joined
 from dispatcher.sender import Answer, Gate
-from dispatcher.waiting import Hedged, WaitingBatches, Woken
+from dispatcher.waiting import Hedged, Together, WaitingBatches, Woken
 from photon.core.clock import Backoff, ManualClock, SteadyClock
 from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
@@ -114,20 +114,18 @@ def fresh_batch(number, newest_us=0):
 def taken(waiting):
     waiting.close()
     batches = []
-    while (batch := waiting.take()) is not None:
-        batches.append(batch)
+    while (one := waiting.take()) is not None:
+        batches.append(one.batches if isinstance(one, Together) else one)
     return batches
 
 
-def test_retries_come_first_and_batches_go_in_the_order_of_the_logs():
-    waiting = WaitingBatches(100)
-    fresh = [fresh_batch(number) for number in range(20)]
-    retries = [RetryBatch([b"%d" % number], NO_EVENTS) for number in range(3)]
-    for batch in fresh:
+def test_retries_come_first_and_batches_go_in_the_order_of_the_logs_up_to_a_full_one_together():
+    waiting = WaitingBatches(5)
+    fresh = [fresh_batch(number) for number in range(5)]
+    retries = [RetryBatch([b""] * events, some_events(events)) for events in (7, 1, 4, 1)]
+    for batch in (*fresh, *retries):
         waiting.put(batch)
-    for batch in retries:
-        waiting.put(batch)
-    assert taken(waiting) == [*retries, *fresh]
+    assert taken(waiting) == [retries[:1], retries[1:3], retries[3:], fresh[:2], fresh[2:4], fresh[4:]]
 
 
 def test_a_batch_is_held_until_the_event_store_has_read_so_far_and_others_go_first():
@@ -140,13 +138,13 @@ def test_a_batch_is_held_until_the_event_store_has_read_so_far_and_others_go_fir
     for batch in (late, soon, read, live):
         waiting.put(batch, 5.0, NOW_US)
     assert waiting.held == 2
-    assert [waiting.take(), waiting.take()] == [read, live]
+    assert waiting.take().batches == [read, live]
     waiting.read_to(OLD_US + 150)
-    assert (waiting.take(), waiting.held) == (soon, 1)
+    assert (waiting.take().batches, waiting.held) == ([soon], 1)
     waiting.put(other := fresh_batch(9, OLD_US + 150), 5.0, NOW_US)
-    assert waiting.take() is other
+    assert waiting.take().batches == [other]
     waiting.read_to(ALL_READ)
-    assert (waiting.take(), waiting.held) == (late, 0)
+    assert (waiting.take().batches, waiting.held) == ([late], 0)
 
 
 def test_no_batch_is_held_for_long_and_none_is_left_behind():
@@ -157,9 +155,9 @@ def test_no_batch_is_held_for_long_and_none_is_left_behind():
     waiting.put(second, 6.0, NOW_US)
     assert waiting.next_due == 5.0 + HELD_S_MAX
     waiting.release(5.0 + HELD_S_MAX)
-    assert (waiting.take(), waiting.held, waiting.next_due) == (first, 1, 6.0 + HELD_S_MAX)
+    assert (waiting.take().batches, waiting.held, waiting.next_due) == ([first], 1, 6.0 + HELD_S_MAX)
     waiting.put(third, 7.0, NOW_US)
-    assert taken(waiting) == [second, third]
+    assert taken(waiting) == [[second, third]]
 
 
 def hedged(due: float, first: int = 0, events: int = 10) -> Hedged:
@@ -177,7 +175,7 @@ def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together
     assert waiting.next_due == 2.0
     fresh = fresh_batch(0)
     waiting.put(fresh)
-    assert waiting.take() is fresh
+    assert waiting.take().batches == [fresh]
     assert waiting.take() == early[:2], "no more events than a batch has"
     assert waiting.take() == early[2:]
     waiting.close()
@@ -198,7 +196,7 @@ def test_what_is_left_of_a_backlog_waits_for_no_time_but_to_be_found_registered(
     waiting.hedge(live)
     waiting.put(fresh := fresh_batch(0))
     waiting.release(0.5 + LOOK_S)
-    assert waiting.take() is fresh, "what is to be sent goes first"
+    assert waiting.take().batches == [fresh], "what is to be sent goes first"
     look = waiting.take()
     assert look.batches == [first, second]
     nothing, all_of_it = (
@@ -251,7 +249,7 @@ def test_a_batch_that_is_done_waits_for_what_of_it_is_being_tried():
     waiting, one, look, woken = woken_while_it_is_looked_for()
     assert waiting.looked(look, [Found(np.array([0, 5]), np.zeros(2, int))]) == []
     waiting.put(fresh := fresh_batch(0))
-    assert waiting.take() is fresh
+    assert waiting.take().batches == [fresh]
     one.answer.verdicts[2] = Joined.JOINED
     waiting.tried(woken)
     assert waiting.take() == [one]
@@ -285,7 +283,7 @@ def test_hedged_events_are_woken_as_their_primaries_arrive_and_their_batch_waits
     waiting.put(fresh := fresh_batch(0))
     first.answer.verdicts[8] = Joined.JOINED
     waiting.tried(woken)
-    assert waiting.take() is fresh, "the first is still being tried"
+    assert waiting.take().batches == [fresh], "the first is still being tried"
     first.answer.verdicts[0] = second.answer.verdicts[2] = Joined.JOINED
     waiting.tried(both)
     assert waiting.take().parts[0][1].tolist() == [4], "an arrival is remembered once"
@@ -296,7 +294,7 @@ def test_hedged_events_are_woken_as_their_primaries_arrive_and_their_batch_waits
     assert waiting.take() == [first]
     waiting.arrive(primaries(first, 4, 6))  # the ledger has these now
     waiting.put(fresh)
-    assert waiting.take() is fresh
+    assert waiting.take().batches == [fresh]
     waiting.close()
     assert waiting.take() is None, "who tries the rest takes the batch after it"
     waiting.tried(Woken([(second, np.array([4]))]))

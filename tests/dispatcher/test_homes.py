@@ -173,14 +173,25 @@ def test_a_home_that_stood_still_for_a_moment_is_not_passed_over_and_one_that_st
 @pytest.mark.parametrize(
     ("verdict", "late_s"), [(Verdict.REGISTERED, 0.0), (Verdict.REGISTERED, None), (Joined.DUPLICATE, None)]
 )
-def test_a_home_that_was_passed_over_is_waited_for_again_once_it_registers_something(verdict, late_s):
+def test_a_home_that_was_passed_over_is_waited_for_again_once_it_registers_much(verdict, late_s):
     of = homes("east")
-    for _ in range(2):
+    for _ in range(100):
         told(of, "west", {Joined.JOINED: 100})
     told(of, "west", {Joined.JOINED: 100}, late_s=None)
-    assert not waits(of, "west")
-    told(of, "west", {verdict: 1, Joined.JOINED: 3}, late_s)
-    assert waits(of, "west")
+    assert of.status()["passed_over"] == ["west"]
+    for _ in range(3):
+        told(of, "west", {verdict: 15, Joined.JOINED: 5}, late_s)
+    assert waits(of, "west") and not of.status()["passed_over"]
+
+
+def test_some_lines_that_stand_twice_are_no_sign_that_a_home_is_at_work():
+    of = homes("east")
+    for _ in range(3):
+        told(of, "west", {Joined.JOINED: 100})
+    for _ in range(50):
+        told(of, "west", {Verdict.REGISTERED: 1, Joined.DUPLICATE: 2, Joined.JOINED: 30}, late_s=None)
+        told(of, "west", {Verdict.REGISTERED: 3, Joined.JOINED: 30})
+        assert of.status()["passed_over"] == ["west"]
 
 
 def test_events_whose_primaries_are_not_there_say_nothing_of_their_home():

@@ -153,9 +153,16 @@ def test_the_joiners_reason_stands_in_the_dead_letter_of_its_row():
 @pytest.mark.parametrize("answer", [b"", b"\x00", b"\x00\x00\x00", b"\x00\x63"])
 def test_an_answer_that_is_not_understood_is_no_answer(answer):
     with pytest.raises(UnavailableError, match="same version"):
-        pipeline.judge_join(answer, 2)
+        pipeline.judge_join(answer, bytes(32))
     with pytest.raises(UnavailableError, match="same version"):
         pipeline.judge_lookup(answer, 2)
+
+
+def test_an_id_that_stands_twice_and_is_joined_once_was_not_joined_in_vain():
+    ids = b"".join(bytes([id]) * 16 for id in (1, 2, 1, 3, 2))
+    said = bytes([Joined.JOINED, Joined.DUPLICATE, Joined.DUPLICATE, Joined.JOINED, Joined.DUPLICATE])
+    verdicts = pipeline.judge_join(said, ids)
+    assert [*verdicts] == [*said[:2], Verdict.REGISTERED, *said[3:]]
 
 
 def test_what_the_registry_has_or_no_longer_remembers_is_not_sent():
