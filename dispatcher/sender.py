@@ -8,6 +8,7 @@ not stop the others: a batch that keeps failing goes on in smaller parts until t
 import contextlib
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -37,6 +38,7 @@ LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: 
 LOOK_WHO_S: Final = 1.0  # so often, at most, it is asked which joiners hold leases
 STARTING_S: Final = 3.0  # and not before: datacenters that start together are not ready at the same moment
 LONG_S: Final = float("inf")  # what was missed after so long says nothing of the hedge
+IN_TIME_S: Final = 2 * SEEN_S  # hedged events that wait longer for a sender go, whosever turn it is
 
 
 AGREEMENT_BACKOFF: Final = Backoff(0.02, 0.25)
@@ -132,15 +134,6 @@ class Answer:
         _hand_out(self, ((part, np.arange(len(part.verdicts))) for part in parts))
         return parts
 
-    def put(self, rows: Rows, other: "Answer", start: int = 0) -> None:
-        """These rows are as those of the other from `start` on."""
-        end = start + len(rows)
-        self.verdicts[rows] = other.verdicts[start:end]
-        self.at_us[rows] = other.at_us[start:end]
-        for row, reason in other.reasons.items():
-            if start <= row < end:
-                self.reasons[int(rows[row - start])] = reason
-
 
 class Sender:
     """Shared by all sending threads."""
@@ -225,7 +218,7 @@ class Sender:
             if found is None:
                 return None
             self._learn(sent, found, None)
-            answer.put(at_once, found)
+            _hand_out(found, [(answer, at_once)])
         return answer
 
     def send_again(self, parts: Sequence[tuple[Events, Answer, Rows]]) -> None:
@@ -237,27 +230,27 @@ class Sender:
     def send_hedged(self, batches: Sequence[tuple[Events, Answer]], due: float) -> None:
         """The rest of the verdicts, now that their homes had their time: one lookup, and one request to a
         joiner for what is not registered. `due`: when that time was over; monotonic. What is another's turn
-        now stays hedged, unless it waited here for a sender."""
+        then stays hedged, unless it waited here for a sender or was taken before its time."""
         late_s = self._clock.monotonic() - due
         events, rows = _hedged(batches)
         if not len(events):
             return
-        verdicts = self._asked(events)
-        in_time = late_s < 4 * SEEN_S and not self._gate.stopping.is_set()
-        if verdicts is not None and in_time and self._homes.is_far:
+        hedged_us = np.concatenate(
+            [answer.at_us[these] for (_, answer), these in zip(batches, rows, strict=True)]
+        )
+        with self._mutex:
+            waited_for = self._homes.now(events.ids, self._ages_s(events, hedged_us))
             ages_s = self._ages_s(events)
-            with self._mutex:
-                others = (ages_s < LIVE_S) & ~self._homes.at_once(self._homes.now(events.ids, ages_s))
-            verdicts[(verdicts != Verdict.REGISTERED) & others] = Verdict.HEDGED
-        found = self._answer(events, verdicts)
+            others = (ages_s < LIVE_S) & self._homes.are_others(self._homes.now(events.ids, ages_s))
+            others &= self._homes.is_far and 0 <= late_s < IN_TIME_S and not self._gate.stopping.is_set()
+        found = self._answer(events, _left(self._asked(events), others))
         if found is None:  # it is time to stop
             found = Answer(
                 np.full(len(events), Joined.RETRY_UNAVAILABLE, np.uint8),
                 np.full(len(events), self._clock.now_us()),
             )
-        if self._may_ask:  # or nobody has said what the homes have done
+        if self._may_ask and late_s >= 0:  # or nobody has said what the homes have done in time
             with self._mutex:
-                waited_for = self._homes.now(events.ids, self._ages_s(events, events.first_seen))
                 self._homes.learn(waited_for, found.verdicts, late_s)
         _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
 
@@ -277,11 +270,9 @@ class Sender:
         verdicts = self._asked(events) if len(events) else None
         if not self._may_ask:
             return None
-        if verdicts is not None:
-            verdicts[(verdicts != Verdict.REGISTERED) & ~late] = Verdict.HEDGED
-            if (found := self._answer(events, verdicts)) is not None:
-                self._learn(events, found, LONG_S if missed else None)
-                _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
+        if verdicts is not None and (found := self._answer(events, _left(verdicts, ~late))) is not None:
+            self._learn(events, found, LONG_S if missed else None)
+            _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
         told, start = list[Found](), 0
         for (_, answer), these in zip(batches, rows, strict=True):
             now, whose = answer.verdicts[these], homes[start : start + len(these)]
@@ -297,12 +288,12 @@ class Sender:
             return self._homes.due(self._clock.monotonic(), hedged.ids, self._ages_s(hedged))
 
     def _ages_s(self, events: Events, at_us: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
-        """How old they are, or were at `at_us`."""
-        now_us = self._clock.wall.now_us() if at_us is None else at_us
+        """How old they are, or were at `at_us`, by the gate's clock."""
+        now_us = self._clock.wall.now_us() if at_us is None else at_us + self._clock.set_by_us
         return (now_us - np.frombuffer(events.times, "<i8")) / 1e6
 
     def _at_once(self, events: Events) -> Rows | None:
-        """The rows to send now; None for all of them."""
+        """The rows to send now; None for all of them, where there is no other datacenter."""
         if not self._hedges:
             return None
         self._see_who_lives()
@@ -312,7 +303,7 @@ class Sender:
             mask = self._homes.at_once(self._homes.now(events.ids, self._ages_s(events)))
         if recovered := self._recovered(events):  # of these no other datacenter has a line to read
             mask |= [events.name(row) in recovered for row in range(len(events))]
-        return None if mask.all() else np.flatnonzero(mask)
+        return np.flatnonzero(mask)
 
     def _learn(self, events: Events, answer: Answer, late_s: float | None) -> None:
         with self._mutex:
@@ -413,8 +404,7 @@ class Sender:
             now_us = self._clock.now_us()
             waited_us = now_us - int(events.first_seen.min(initial=now_us))
             is_old = is_backlog(events.newest_us, self._clock.wall.now_us())
-            pays |= is_old or waited_us > 1e6 * self._homes.hedge_s
-            pays |= self._homes.had_others(self._ages_s(events))
+            pays |= is_old or waited_us > 1e6 * self._homes.hedge_s or self._homes.is_far
         if not pays:
             return _all_to_send(events)
         verdicts = self._ask(events)
@@ -482,9 +472,21 @@ def _hedged(batches: Sequence[tuple[Events, Answer]]) -> tuple[Events, list[Rows
 def _hand_out(found: Answer, to: Iterable[tuple[Answer, Rows]]) -> None:
     """Its rows, one after the other, to those rows of the answers that were asked for together."""
     start = 0
+    reasons = deque(sorted(found.reasons.items()))
     for answer, rows in to:
-        answer.put(rows, found, start)
-        start += len(rows)
+        end = start + len(rows)
+        answer.verdicts[rows], answer.at_us[rows] = found.verdicts[start:end], found.at_us[start:end]
+        while reasons and reasons[0][0] < end:
+            row, reason = reasons.popleft()
+            answer.reasons[int(rows[row - start])] = reason
+        start = end
+
+
+def _left(verdicts: Verdicts | None, hedged: npt.NDArray[np.bool_]) -> Verdicts | None:
+    """Of what a lookup leaves to be joined this is HEDGED."""
+    if verdicts is not None:
+        verdicts[hedged & np.isin(verdicts, (Verdict.SEND, Verdict.UNDER_WAY))] = Verdict.HEDGED
+    return verdicts
 
 
 def _all_to_send(events: Events) -> Verdicts:

@@ -69,6 +69,8 @@ class _Left:
     stolen_at: float = _NEVER
     seen: set[int] = field(default_factory=set)
     """Homes of which some was registered, by whomever."""
+    behind: frozenset[int] = _NOBODY
+    """Homes that had yet to come to it when it was last looked for."""
     over: frozenset[int] = _NOBODY
     """Homes whose rest is to be joined here."""
     stolen: frozenset[int] = _NOBODY
@@ -160,12 +162,17 @@ class Backlog(Generic[Key]):
 
     def _see(self, look: Look[Key], found: Sequence[Found], now: float) -> None:
         """How far the homes have come; of one that has yet to come to a batch, later ones say nothing."""
-        behind = set[int]()
-        for key, (registered, left) in zip(look.batches, found, strict=True):
-            moved = _homes(registered) - behind
-            self._moved_at.update(dict.fromkeys(moved, now))
-            self._behind -= moved
-            behind |= _homes(left) - _homes(registered) - self._left[key].seen
+        told, behind = dict(zip(look.batches, found, strict=True)), set[int]()
+        for key, one in self._left.items():
+            if key in told:
+                registered, left = map(_homes, told[key])
+                moved = registered - behind
+                self._moved_at.update(dict.fromkeys(moved, now))
+                self._behind -= moved
+                one.behind = left - registered
+            behind |= one.behind - one.seen
+            if key == look.batches[-1]:
+                break
         self._behind |= behind
 
     def due(self) -> float:

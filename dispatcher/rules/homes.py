@@ -6,24 +6,27 @@ every event has a home: the datacenter, of those whose joiners hold leases, that
 registry, and join what the home has not registered. Nothing needs all to be of one opinion: the registry
 decides as always, and where two differ a join is wasted, or comes a hedge later.
 
-Where copies of the logs are far apart, the home may read an event just as another gives it up. So the turn
-passes on with the event's age: after each longest hedge the next in the order of scores is its home. Who
-reads it in another's turn and has learned to wait so long waits for its own, and SEEN_S more: by then it
+Where copies of the logs are far apart, the home may read an event just as another gives it up. So for who
+has learned to wait so long the turn passes on with the event's age: after each longest hedge the next in the
+order of scores is its home. Who reads it in another's turn waits for its own, and SEEN_S more: by then it
 sees what was registered before. (A clock that is wrong makes turns of other times.) What is much older is a
 backlog, and keeps its home.
 
 What is learned       of hedged events                        of those that were sent at once for another
 --------------------  --------------------------------------  -------------------------------------------
-registered            a hit, the hedge a little shorter       a hit, unless few are: these are repetitions
-joined here           a miss, the hedge longer                nothing: nobody waited for the home
-lost to another       the same                                as registered
+registered            a hit, the hedge a little shorter       a hit: the home is at work
+joined here           a miss, the hedge longer                UNWAITED of a miss: nobody waited for the home,
+                                                              but what is registered may be a repetition
+lost to another       the same                                a hit
 anything else         nothing: the home could not join it     nothing
                       either
 
 While a home has more misses than hits, of several answers, it is passed over: its events are sent at once,
-but for one batch in PROBE_EVERY. The hedge comes to rest where a share of 1 - VISIBLE are misses: at that
-percentile of the time until a home's commit is visible here. Events that waited much longer, behind a
-backlog, say nothing of it; of a backlog no hedge counts at all (rules/backlog).
+but for one batch in PROBE_EVERY. (Not where copies are far apart: the turn passes on anyway.)
+
+The hedge comes to rest where a share of 1 - VISIBLE are misses: at that percentile of the time until a home's
+commit is visible here. Events that waited much longer, behind a backlog, say nothing of it; of a backlog no
+hedge counts at all (rules/backlog).
 """
 
 import hashlib
@@ -38,7 +41,8 @@ from dispatcher.rules.pacing import LIVE_S
 from photon.core.fates import Joined, Verdict
 from photon.core.ids import ID_BYTES
 
-HEDGE_S_START: Final = 0.5
+HEDGE_S_START: Final = 0.3
+"""So short that a home which is not there from the start is passed over, and not taken for one far away."""
 HEDGE_S_MIN: Final = 0.02
 VISIBLE: Final = 0.99
 PROBE_EVERY: Final = 16
@@ -46,6 +50,8 @@ SEEN_S: Final = 0.25
 """From when a home begins to join an event until the others see it, over links of a tenth of a second."""
 FAR: Final = 0.6
 """Of the longest hedge: who waits that long has copies far apart."""
+TURN_S_MIN: Final = 4 * SEEN_S
+"""Longest hedges that are shorter make no turns."""
 ROUNDS: Final = 4
 """Hedged batches fall due together, so often in a hedge: one lookup for many small ones."""
 ANSWER_EVENTS: Final = 8
@@ -53,8 +59,7 @@ ANSWER_EVENTS: Final = 8
 KNOWN_EVENTS: Final = 4 * ANSWER_EVENTS
 """Hits and misses that say enough; then the past counts half as much with each new answer."""
 
-NOT_FEW: Final = 0.2
-"""Of a home's events, sent at once: who registers so many is at work."""
+UNWAITED: Final = 0.25
 
 _STEP: Final = 0.05
 """Of the logarithm of the hedge, by a single miss."""
@@ -141,24 +146,19 @@ class Homes:
         return self._live[homes_of(ids, self._keys[self._live])]
 
     def now(self, ids: bytes, ages_s: npt.NDArray[np.float64]) -> Column:
-        """As `of`, for events of these ages (N,): whose turn it is. Where copies are far apart it is
-        nobody's, -1, while what was begun in the turn before may not be seen."""
-        if not (turns := self._turns(ages_s)).any():
+        """As `of`, for events of these ages (N,): whose turn it is, where copies are far apart; nobody's, -1,
+        while what was begun in the turn before may not be seen."""
+        if not self.is_far or not (turns := self._turns(ages_s)).any():
             return self.of(ids)
         ranks = ranks_of(ids, self._keys[self._live])
         homes: Column = self._live[ranks[np.arange(len(ranks)), turns % ranks.shape[1]]]
-        if self.is_far:
-            homes[(turns != 0) & (ages_s - turns * self._hedge_s_max < SEEN_S)] = -1
+        homes[(turns != 0) & (ages_s - turns * self._hedge_s_max < SEEN_S)] = -1
         return homes
-
-    def had_others(self, ages_s: npt.NDArray[np.float64]) -> bool:
-        """Whether of an event of such an age another may have had its turn."""
-        return self.is_far and bool(self._turns(ages_s).any())
 
     @property
     def is_far(self) -> bool:
         """Whether copies of the logs are far apart."""
-        return self.hedge_s >= FAR * self._hedge_s_max
+        return self._hedge_s_max >= TURN_S_MIN and self.hedge_s >= FAR * self._hedge_s_max
 
     def _turns(self, ages_s: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
         """How many turns are over."""
@@ -173,12 +173,20 @@ class Homes:
         return mask
 
     def at_once(self, homes: Column) -> Mask:
-        """(N,): whether each is to be sent at once. Asked once of each batch."""
-        mask: Mask = homes == 0
+        """(N,): whether each is to be sent at once. Asked once of each fresh batch, for one in PROBE_EVERY is
+        a probe."""
+        mask = ~self.are_others(homes)
         for number in self._live[1:].tolist():
-            theirs = homes == number
-            if theirs.any() and not self._is_waited_for(number):
-                mask |= theirs
+            if self._is_absent(number) and (theirs := homes == number).any():
+                self._passed_over[number] = (self._passed_over[number] + 1) % PROBE_EVERY
+                if not self._passed_over[number]:
+                    mask &= ~theirs
+        return mask
+
+    def are_others(self, homes: Column) -> Mask:
+        """(N,): whether each is another's, who is not passed over, or nobody's."""
+        passed_over = [number for number in self._live[1:].tolist() if self._is_absent(number)]
+        mask: Mask = (homes != 0) & ~np.isin(homes, passed_over)
         return mask
 
     def due(self, now: float, ids: bytes = b"", ages_s: npt.NDArray[np.float64] = _NO_AGES) -> float:
@@ -200,11 +208,8 @@ class Homes:
             hit, missed = hit | lost, missed & ~lost
         for number in self._live[1:].tolist():
             theirs = homes == number
-            hits, misses = int((hit & theirs).sum()), int((missed & theirs).sum())
-            if late_s is not None:
-                self._learn(number, hits, misses, late_s)
-            elif hits >= NOT_FEW * (hits + misses):
-                self._learn(number, hits, 0, None)
+            misses = float((missed & theirs).sum()) * (UNWAITED if late_s is None else 1)
+            self._learn(number, int((hit & theirs).sum()), misses, late_s)
 
     def status(self) -> dict[str, Any]:
         """Plain values: who can be a home, who is passed over, how long the others are waited for."""
@@ -215,7 +220,7 @@ class Homes:
             "hedge_ms": round(self.hedge_s * 1000, 1),
         }
 
-    def _learn(self, number: int, hits: int, misses: int, late_s: float | None) -> None:
+    def _learn(self, number: int, hits: int, misses: float, late_s: float | None) -> None:
         if not hits and not misses:
             return
         weight = min(1.0, ANSWER_EVENTS / (hits + misses))
@@ -229,10 +234,4 @@ class Homes:
             self.hedge_s = min(max(grown, HEDGE_S_MIN), self._hedge_s_max)
 
     def _is_absent(self, number: int) -> bool:
-        return self._misses[number] > max(_FEW, self._hits[number])
-
-    def _is_waited_for(self, number: int) -> bool:
-        if not self._is_absent(number):
-            return True
-        self._passed_over[number] = (self._passed_over[number] + 1) % PROBE_EVERY
-        return not self._passed_over[number]
+        return not self.is_far and self._misses[number] > max(_FEW, self._hits[number])

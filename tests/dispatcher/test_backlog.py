@@ -113,6 +113,23 @@ def test_what_a_home_registers_behind_a_batch_that_it_has_yet_to_come_to_is_no_s
     assert now < STALLED_S + 5 * LOOK_S
 
 
+def test_what_one_of_three_registers_of_a_batch_hides_nobody_who_stands_still_there():
+    """Looks that leave the batch out, for it is not time, know who had yet to come to it."""
+    left = backlog(1, idle=True)
+    left.looked(left.next(0.0), [found([0, 0, 5], [0, 1])], 0.0)
+    for step in range(1, 2000):
+        now = 0.02 * step
+        left.put(f"new {step}", 1, now)
+        left.idle(True, now)
+        while (look := left.next(now)) and not (look.joins and "batch 0" in look.batches):
+            some = [found((), [0, 1]) if key == "batch 0" else found([0, 1]) for key in look.batches]
+            left.looked(look, some, now)
+        if look:
+            break
+    assert look == Look(["batch 0"], frozenset({1}), True)
+    assert now < STALLED_S + 5 * LOOK_S
+
+
 def test_where_nobody_answers_nothing_is_known_of_the_homes():
     left = backlog(2, idle=True)
     left.looked(left.next(0.0), [found([0, 5], [0, 5]), found((), [0, 10])], 0.0)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from dispatcher.driver import Driver
 from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.recorder import Recorder
 from dispatcher.rules.backlog import LOOK_S, Found, Look
@@ -20,6 +21,7 @@ from photon.core.clock import Backoff, ManualClock, SteadyClock
 from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Fate, Joined, Verdict
+from photon.core.settings import Settings
 from photon.logs.text import ALL_READ
 from photon.logs.writer import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
@@ -339,3 +341,33 @@ def test_a_thread_that_waits_at_the_gate_goes_on_as_another_leaves():
         pass
     thread.join(10)
     assert entered.is_set()
+
+
+def test_what_waits_again_is_taken_by_another_sender_at_once_and_ended_by_that_one_alone(tmp_path):
+    first, second = hedged(1.0, 0), hedged(1.0, 10)
+
+    class HandsOut:
+        """Leaves all hedged; while the second batch is put back, another sender has answers for the first."""
+
+        def send_hedged(self, batches, due) -> None:
+            for _, answer in batches:
+                answer.verdicts[:] = Joined.JOINED if threading.current_thread() is other else Verdict.HEDGED
+
+        def due(self, events, answer) -> float:
+            if answer is second.answer and other.ident is None:
+                driver._to_send.release(1.0)
+                other.start()
+                other.join()
+            return 1.0
+
+    scene = Scene(tmp_path, 0, False)
+    gate = Gate(Pacing(2, 100, 1000), SteadyClock(ManualClock()), random.Random(1), threading.Event(), print)
+    driver = Driver(
+        Settings(), scene.ledger, scene.reading.reader, HandsOut(), gate, threading.Event(), lambda _: None
+    )
+    other = threading.Thread(target=lambda: driver._send_hedged(driver._to_send.take()))
+    driver._send_hedged([first, second])
+    ended = []
+    while not driver._finished.empty():
+        ended += [batch for batch, _ in driver._finished.get()]
+    assert ended == [first.batch]

@@ -14,6 +14,7 @@ from dispatcher.rules.homes import (
     KNOWN_EVENTS,
     PROBE_EVERY,
     ROUNDS,
+    TURN_S_MIN,
     Homes,
     homes_of,
     key_of,
@@ -179,7 +180,7 @@ def test_a_home_that_was_passed_over_is_waited_for_again_once_it_registers_much(
         told(of, "west", {Joined.JOINED: 100})
     told(of, "west", {Joined.JOINED: 100}, late_s=None)
     assert of.status()["passed_over"] == ["west"]
-    for _ in range(3):
+    for _ in range(5):
         told(of, "west", {verdict: 15, Joined.JOINED: 5}, late_s)
     assert waits(of, "west") and not of.status()["passed_over"]
 
@@ -268,3 +269,26 @@ def test_where_copies_are_alike_events_are_joined_at_once_however_old_they_are_w
     wasted, age_s = far_apart(NAMES[:2], old_s + 0.01, old_s + 0.04, 1)
     assert wasted < 0.02
     assert age_s < old_s + 0.07
+
+
+def test_turns_pass_on_only_where_copies_are_far_apart_and_hedges_are_long_enough_for_turns():
+    ids, ages_s = some_ids(400), np.linspace(-3.0, 50.0, 400)
+    of = homes("east")
+    assert (of.now(ids, ages_s) == of.of(ids)).all()
+    of.hedge_s = 1.0
+    assert (of.now(ids, ages_s) != of.of(ids)).any()
+    short = homes("east", hedge_s_max=TURN_S_MIN / 2)
+    short.hedge_s = TURN_S_MIN / 2
+    assert (short.now(ids, ages_s) == short.of(ids)).all()
+    assert short.due(10.0, ids, ages_s) < 10.0 + TURN_S_MIN
+
+
+def test_events_whose_turns_come_soon_after_each_other_fall_due_together():
+    of = homes("east", live=("east", "west"))
+    of.hedge_s = 1.0
+    ids, ages_s = some_ids(200), np.linspace(0.0, 0.2, 200)
+    theirs = np.flatnonzero(of.of(ids))
+    ids = b"".join(ids[16 * row : 16 * row + 16] for row in theirs)
+    ages_s = ages_s[theirs]
+    due = of.due(10.0, ids, ages_s)
+    assert (of.now(ids, ages_s + due - 10.0) == 0).all()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from dispatcher.rules.events import Events
 from dispatcher.rules.homes import HEDGE_S_START, Homes
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import (
@@ -19,7 +20,7 @@ from dispatcher.sender import (
     Sender,
 )
 from photon.core.clock import ManualClock, SteadyClock
-from photon.core.columns import split_ids, unpack_times
+from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 from photon.core.fates import Joined, Verdict
 from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
@@ -365,3 +366,90 @@ def test_what_has_waited_longer_than_a_hedge_is_looked_up_for_others_may_have_jo
     verdicts = east.sender.send(events).verdicts
     assert {*verdicts} == {Verdict.REGISTERED, Verdict.HEDGED}
     assert sum(east.joiner.handed.values()) == handed
+
+
+def far_apart(registry: FakeRegistry) -> Bench:
+    """East, where copies of the logs have come to be far apart."""
+    east, _ = two_datacenters(registry)
+    east.homes.hedge_s = 1.0
+    assert east.homes.is_far
+    return east
+
+
+def live(bench: Bench, count: int, first: int) -> Events:
+    """Events that happen and are read now."""
+    now_us = bench.clock.now_us()
+    events = dataclasses.replace(some_events(count, first=first), times=pack_times([now_us] * count))
+    events.first_seen[:] = now_us
+    return events
+
+
+@pytest.mark.parametrize("lookup_s", [0.05, 0.3, 0.8, 1.5])
+@pytest.mark.parametrize("count", [1, 20])
+def test_however_long_lookups_take_who_has_waited_for_its_turn_gets_it(count, lookup_s):
+    class Slow(FakeRegistry):
+        def lookup(self, ids, times, tell_pending):
+            east.clock.advance(lookup_s)
+            return super().lookup(ids, times, tell_pending)
+
+    registry = Slow()
+    east = far_apart(registry)
+    for first in range(0, 40 * count, count):
+        events, asked = live(east, count, first), registry.calls
+        east.clock.advance(0.013 * first)
+        answer = east.sender.send(events)
+        while len(answer.hedged):
+            due = east.sender.due(events, answer)
+            east.clock.advance(max(0.0, due - east.clock.monotonic()) + 0.003)
+            east.sender.send_hedged([(events, answer)], due)
+        assert registry.calls - asked <= 2 + (count > 1)
+
+
+def test_what_is_taken_before_its_hedge_is_over_goes_and_says_nothing_of_the_home():
+    east = far_apart(FakeRegistry())
+    events = live(east, 50, 0)
+    answer = east.sender.send(events)
+    assert len(answer.hedged)
+    for _ in range(3):
+        east.sender.send_hedged([(events, answer)], east.clock.monotonic() + 0.1)
+    assert not len(answer.hedged)
+    assert (east.homes.hedge_s, east.homes.status()["passed_over"]) == (1.0, [])
+
+
+@pytest.mark.parametrize(("count", "within"), [(1, 60), (20, 8), (200, 4)])
+def test_a_datacenter_that_was_passed_over_is_soon_waited_for_when_it_is_back(count, within):
+    registry = FakeRegistry()
+    east, _ = two_datacenters(registry)
+    while not east.sender.passes_over:
+        events = live(east, 50, 0)
+        answer = east.sender.send(events)
+        east.sender.send_hedged([(events, answer)], east.clock.monotonic())
+        registry.tokens.clear()
+    for first in range(0, within * count, count):
+        events = live(east, count, 10_000 + first)
+        theirs = np.flatnonzero(east.homes.of(events.ids))
+        registry.tokens |= dict.fromkeys((split_ids(events.ids)[row] for row in theirs), b"west's")
+        answer = east.sender.send(events)
+        east.sender.send_hedged([(events, answer)], east.clock.monotonic())
+    assert not east.sender.passes_over
+
+
+def test_what_is_too_old_to_be_known_is_left_to_nobody():
+    registry = FakeRegistry()
+    east, _ = two_datacenters(registry)
+    events = live(east, 20, 0)
+    answer = east.sender.send(events)
+    rows = answer.hedged
+    registry.expired = {*split_ids(events.ids)}
+    (told,) = east.sender.look([(events, answer)], (), False)
+    assert {*answer.verdicts[rows]} == {Verdict.TOO_OLD}
+    assert not told.left.any()
+
+
+def test_where_copies_are_far_apart_each_batch_is_looked_up():
+    registry = FakeRegistry()
+    east = far_apart(registry)
+    for number in range(40):  # long enough to find that no lookup pays
+        asked = registry.calls
+        east.sender.send(live(east, 20, 20 * number))
+        assert registry.calls == asked + 1
