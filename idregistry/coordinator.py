@@ -37,7 +37,7 @@ from idregistry.rules.directory import (
 from idregistry.rules.names import iso_utc
 from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
-from idregistry.rules.steward import DAY_US, Steward, hold_due, is_replaced
+from idregistry.rules.steward import DAY_US, Steward, hold_due, in_turn, is_replaced
 from idregistry.shard import Ask, Line, Settled, Shard, answer_to
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, storage_errors, write_file
@@ -101,9 +101,11 @@ class Hosting:
         settings: Mapping[str, Row],
         directory: Path,
         make_shard: Callable[[int], Shard],
+        leaders: Sequence[str] = (),
     ) -> None:
         """`make_shard`: of a group. `settings`: where the replicas are, this one too, as far as the
-        settings say. CorruptStateError."""
+        settings say. `leaders`: over whom leadership is spread, () for all. CorruptStateError."""
+        self._leaders = leaders
         self._node = node
         self._settings = settings
         self._path = directory / TABLE_FILE
@@ -171,7 +173,8 @@ class Hosting:
         for shard, founders in view.founders.items():
             group = view.group(shard)
             if group not in self._groups and view.hosts(self._node, shard):
-                self._add(group, founders if self._node in founders else None)
+                order = in_turn(shard, founders, self._leaders)
+                self._add(group, order if self._node in founders else None)
                 return True
         return False
 
@@ -182,7 +185,7 @@ class Hosting:
         self.rows = {row.name: self._settings.get(row.name, row) for row in table.replicas}
         self._host.set_peers({name: (row.raft_host, row.raft_port) for name, row in self.rows.items()})
 
-    def _add(self, group: int, founders: tuple[str, ...] | None) -> None:
+    def _add(self, group: int, founders: Sequence[str] | None) -> None:
         shard = self._make_shard(group)
         shard.log = self._host.add_group(group, shard.state, shard.on_tick, founders)
         self._groups[group] = shard

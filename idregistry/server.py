@@ -16,7 +16,7 @@ from idregistry.peers import Peers
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX
-from idregistry.rules.steward import reached_us
+from idregistry.rules.steward import in_turn, reached_us
 from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from photon.core.addresses import joined
@@ -80,7 +80,7 @@ class RegistryServer:
         self._settings = settings
         self._clock = clock
         self._state = DirectoryState()
-        self._hosting = Hosting(me.name, me.rows, me.directory, self._make_shard)
+        self._hosting = Hosting(me.name, me.rows, me.directory, self._make_shard, settings.leaders)
         self._peers = Peers(me.name, lambda: self._hosting.rows, clock, network, self._asks_peers)
         self._host = RaftHost(
             Endpoint(me.name, me.raft_listen, me.secret, network.tls, network.dialed),
@@ -94,7 +94,7 @@ class RegistryServer:
             on_fatal=self._fatal,
         )
         founders = tuple(me.rows[name] for name in sorted(me.rows))
-        of_main = [row.name for row in founders if row.set == MAIN_SET]
+        of_main = in_turn(0, [row.name for row in founders if row.set == MAIN_SET], settings.leaders)
         self._coordinator = Coordinator(
             self._state,
             Found(0, settings.shards, founders, secrets.token_bytes(IDENTITY_BYTES), me.spread_us),

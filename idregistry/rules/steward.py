@@ -54,20 +54,21 @@ def change_due(
     return None
 
 
-def successor(turn: int, status: Status, staying: Sequence[str], leaders: Sequence[str]) -> str | None:
-    """Who should lead the group instead of this replica, which leads it; None: nobody, or nobody is ready.
-
-    Groups are spread, by their number `turn`, over `leaders` (those that stay), or over all that stay.
-    """
-    if not staying:
-        return None
+def in_turn(turn: int, staying: Sequence[str], leaders: Sequence[str]) -> list[str]:
+    """Who stays, in the order in which they are to lead a group: groups are spread, by their number `turn`,
+    over `leaders` (those that stay), or over all that stay."""
     wanted = [name for name in leaders if name in staying] or list(staying)
-    first = turn % len(wanted)
+    first = turn % max(1, len(wanted))
+    order = [*wanted[first:], *wanted[:first]]
+    return [*order, *(name for name in staying if name not in order)]
+
+
+def successor(turn: int, status: Status, staying: Sequence[str], leaders: Sequence[str]) -> str | None:
+    """Who should lead the group instead of this replica, which leads it (`in_turn`); None: nobody, or nobody
+    is ready."""
+    order = in_turn(turn, staying, leaders)
     # Who is wanted but away or far behind is not waited for, unless this replica must go.
-    candidates = [wanted[first]]
-    if status.node not in staying:
-        candidates += [*wanted[first + 1 :], *wanted[:first], *staying]
-    for name in candidates:
+    for name in order[:1] if status.node in staying else order:
         if name == status.node:
             return None
         # Who has acknowledged nothing to this leader lacks everything: it is away.

@@ -84,6 +84,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._rules = rules
         self._rng = rng
         self._timing = timing
+        self._hard_state = store.hard_state
         self.node = store.hard_state.node
         self._nodes: dict[str, Node] = {}
         self.members = Members()
@@ -116,8 +117,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._onTick(0.0)
 
     def deliver(self, peer: str, message: Message) -> None:
-        """Give a peer's message, made harmless, to the library's handler."""
-        super()._SyncObj__onMessageReceived(self._node_of(peer), message)
+        """Give a peer's message, made harmless, to the library's handler. The term that it brings and the
+        vote that it gets are one write."""
+        with self._hard_state.gathered():
+            super()._SyncObj__onMessageReceived(self._node_of(peer), message)
 
     def elect(self, term: int) -> None:
         """Stand for election within this `tick` or the next, in a term above `term` and the present one."""
@@ -234,9 +237,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
             self._SyncObj__raftNextIndex[node] = self._SyncObj__raftLog[-1][1] + 1
             self._SyncObj__raftMatchIndex[node] = 0
 
-    def elect_now(self) -> None:
+    def elect_now(self, after_s: float = 0.0) -> None:
         """Do not wait for the election timeout."""
-        self._deadline = 0.0
+        self._deadline = now() + after_s
 
     def hand_over(self, peer: str) -> None:
         """Leader only: ask a voter that has everything to stand for election at once."""

@@ -134,7 +134,8 @@ class RaftHost:
         """Open this node's replica of a group; restores `machine` from its snapshot.
 
         Before `start`, or in the raft thread. `founders`: the nodes that found the group, this one among
-        them, the same on each; it begins once they have all met, now or ever before. None where this one
+        them, the same on each and in the same order; it begins once they have all met, now or ever before,
+        and the first of them leads it without waiting for an election timeout. None where this one
         joins a group that has founders already: it belongs to nothing until a leader adds it. Ignored where
         the group is on disk. `on_tick` is called in the raft thread each turn: propose there what waits.
         Raises CorruptStateError, LockedError, StorageError, UsageError.

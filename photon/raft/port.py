@@ -248,7 +248,8 @@ class RaftTiming:
     heartbeat_s: float = 0.05
     # A leader that has not heard from a majority for so long steps down.
     leader_fallback_s: float = 1.0
-    reconnect_s_min: float = 0.1
+    # From one try to connect to the next; the waits double.
+    reconnect_s_min: float = 0.02
     reconnect_s_max: float = 0.3
     # A proposal is answered `Unknown` after so long, whatever else happens.
     proposal_s: float = 10.0

@@ -132,8 +132,9 @@ class Replica:
     ) -> None:
         """Open what is on disk and restore the machine.
 
-        `founders`: who founds the group where nothing is on disk yet, this node among them. None: this
-        replica joins a group that has been founded. Raises CorruptStateError, LockedError, StorageError.
+        `founders`: who founds the group where nothing is on disk yet, this node among them, and the first to
+        lead it first. None: this replica joins a group that has been founded. Raises CorruptStateError,
+        LockedError, StorageError.
         """
         self.group = group
         self.node = node = context.name
@@ -159,6 +160,9 @@ class Replica:
         self._elections = Elections(core, store, wire)
         named = store.members.newest if journal.last_index == FIRST_INDEX else None
         self._founding = Founding(group, node, named, context.has_met, now())
+        if named is not None and core.term == 0:
+            core.heard_leader_at = 0.0  # nobody can have led yet whom this replica has heard
+        self._is_first_founder = named is not None and founders is not None and founders[0] == node
         self._membership = Membership(core, store, self._sender, context.timing)
         incoming = store.snapshots.incoming_temporary
         installer = Installer(machine, incoming, self._shelf, jobs, self._say_of_file, context.limits)
@@ -334,6 +338,8 @@ class Replica:
     def peer_up(self, peer: str) -> None:
         """A connection to the peer is there; messages flow."""
         self.core.peer_up(peer)
+        if self._may_lead_first():
+            self.core.elect_now()
 
     def peer_down(self, peer: str) -> None:
         """It is gone, with all that was under way on it."""
@@ -374,6 +380,12 @@ class Replica:
             self._founding.tell(now())
         else:
             self._elections.due()
+            if self._may_lead_first():  # some may not have opened it yet
+                self.core.elect_now(self._timing.heartbeat_s)
+
+    def _may_lead_first(self) -> bool:
+        """Nobody has led the group yet, and it is this founder that need not wait for others to."""
+        return self._is_first_founder and self.core.term == 0 and not self._founding.waits()
 
     def append_entries_due(self) -> None:
         self._heartbeat_due = True

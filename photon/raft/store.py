@@ -11,7 +11,8 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,8 @@ _NO_VOTE = 0xFFFF
 class HardState:
     """The durable term and vote of one replica (Raft's `currentTerm` and `votedFor`), and whose they are.
 
-    `store` returns when term and vote are on disk: only then may any message speak of them.
+    `store` returns when term and vote are on disk, within `gathered` the block does: only then may any
+    message that speaks of them leave.
     """
 
     def __init__(self, directory: Path, node: str, group: int) -> None:
@@ -48,12 +50,29 @@ class HardState:
         self.group = group
         self.term = 0
         self.vote: str | None = None
+        self._gathers = False
+        self._newest: tuple[int, str | None] | None = None
         self.exists = self.path.exists()
         if self.exists:
             self._read()
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """What is stored within takes one write. Raises StorageError."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+        if self._newest is not None:
+            newest, self._newest = self._newest, None
+            self.store(*newest)
+
     def store(self, term: int, vote: str | None) -> None:
         """Raises StorageError."""
+        if self._gathers:
+            self._newest = term, vote
+            return
         if self.exists and (term, vote) == (self.term, self.vote):
             return
         node = self.node.encode()

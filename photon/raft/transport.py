@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
+from photon.core.clock import Backoff
 from photon.raft.addresses import Address, Endpoint, Resolver, bind, check_peers
 from photon.raft.core import now
 from photon.raft.handshake import Handshake, HandshakeError, RefusedError
@@ -132,6 +133,8 @@ class Transport:
         self._links: dict[int, Link] = {}  # by descriptor, all of them
         self._up: dict[str, Link] = {}  # by peer, those that are through the handshake
         self._next_dial = {peer: 0.0 for peer in peers if peer > self._node}
+        self._dials: dict[str, int] = {}
+        """How often each was dialed since it was last connected."""
         self._dialing: set[str] = set()
         self._log = LinkLog(self._node, now)
 
@@ -183,6 +186,8 @@ class Transport:
                 self._drop(link, "it is no peer any more")
             elif link.target is not None:
                 self._drop(link, "it has moved to another address")
+        for peer in moved:
+            self._dials.pop(peer, None)
         self._next_dial = {
             peer: 0.0 if peer in moved else self._next_dial.get(peer, 0.0)
             for peer in peers
@@ -292,6 +297,7 @@ class Transport:
             self._drop(oldest, "too many are shaking hands at once")
 
     def _dial(self, peer: str, at: float) -> None:
+        self._dials[peer] = self._dials.get(peer, 0) + 1
         self._dial_later(peer, at)
         sock = None
         try:
@@ -314,8 +320,9 @@ class Transport:
 
     def _dial_later(self, peer: str, at: float, wait_s: float = 0.0) -> None:
         if peer in self._next_dial:
-            jitter = self._rng.uniform(self._timing.reconnect_s_min, self._timing.reconnect_s_max)
-            self._next_dial[peer] = at + wait_s + jitter
+            backoff = Backoff(self._timing.reconnect_s_min, self._timing.reconnect_s_max)
+            delay_s = backoff.delay_s(max(1, self._dials.get(peer, 0)), self._rng.uniform)
+            self._next_dial[peer] = at + wait_s + delay_s
 
     def _add(self, sock: socket.socket, target: str | None, source: str = "") -> None:
         receiver, secret = self._receiver, self._endpoint.secret
@@ -378,6 +385,7 @@ class Transport:
         if before is not None:
             self._drop(before, "it has connected anew")
         self._dialing.discard(peer)
+        self._dials.pop(peer, None)
         self._up[peer] = link
         self._log.connected(peer)
         self._receiver.peer_up(peer)

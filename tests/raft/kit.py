@@ -152,6 +152,7 @@ class Lone:
         timing: RaftTiming = TIMING,
         founders: Sequence[str] | None = ALL_PEERS,
         has_met: HasMet = everybody_met,
+        has_listened: bool = True,
     ) -> None:
         if founders is ALL_PEERS:
             founders = ("a", *peers)
@@ -170,7 +171,8 @@ class Lone:
         )
         for peer in peers:
             self.replica.peer_up(peer)
-        self.replica.core.heard_leader_at = 0.0  # it has listened long enough to vote
+        if has_listened:  # long enough to vote
+            self.replica.core.heard_leader_at = 0.0
 
     def _on_tick(self, log: ReplicatedLog) -> None:
         while self.waiting:

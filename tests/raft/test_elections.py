@@ -1,5 +1,7 @@
 """Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
 
+from pathlib import Path
+
 from photon.raft.port import ChangeKind, Members
 from photon.raft.rules.members import is_majority
 from tests.raft.kit import TIMING, Lone, Make, VirtualClock
@@ -134,13 +136,16 @@ def test_a_leader_is_not_deposed_by_asking(make: Make) -> None:
 
 
 def test_one_that_has_just_started_hears_a_leader_out_before_it_votes(
-    make: Make, clock: VirtualClock
+    tmp_path: Path, clock: VirtualClock
 ) -> None:
-    lone = make()
-    lone.replica.core.heard_leader_at = clock.at  # as it is at the start
-    assert not ask_vote(lone, "c", term=8)
+    lone = Lone(tmp_path, has_listened=False)
+    assert ask_vote(lone, "c", term=8), "of a group that nobody has led there is nobody to hear"
+    lone.crash()
+    lone = Lone(tmp_path, has_listened=False)
+    assert not ask_vote(lone, "c", term=9)
     clock.at += TIMING.election_s_min
-    assert ask_vote(lone, "c", term=8)
+    assert ask_vote(lone, "c", term=9)
+    lone.crash()
 
 
 def test_a_log_that_lacks_something_moves_nothing(make: Make, clock: VirtualClock) -> None:

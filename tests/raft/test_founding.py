@@ -9,7 +9,7 @@ import pytest
 from photon.raft.membership import TOLD_AFTER_S, Founding, everybody_met
 from photon.raft.port import Applied, Members
 from tests.raft.cluster import Cluster
-from tests.raft.kit import Lone, Make, VirtualClock
+from tests.raft.kit import TIMING, Lone, Make, VirtualClock
 from tests.simulation.proxy import Proxy
 from tests.waiting import wait_until
 
@@ -51,6 +51,37 @@ def test_a_long_wait_is_told_once_with_who_is_missing(caplog: pytest.LogCaptureF
 
 
 # -- one replica ------------------------------------------------------------------------------------------
+
+
+def test_the_first_founder_stands_as_soon_as_all_have_met_and_again_while_others_open_the_group(
+    make: Make, clock: VirtualClock
+) -> None:
+    met = {"b"}
+    lone = make(has_met=met.__contains__)
+    lone.turn()
+    assert not lone.wire.take("request_pre_vote")
+    met.add("c")
+    lone.replica.peer_up("c")
+    for _ in range(3):
+        lone.turn()
+        assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"b", "c"}
+        lone.turn()
+        assert not lone.wire.take("request_pre_vote"), "not without a pause"
+        clock.at += 1.01 * TIMING.heartbeat_s
+    lone.hear_entries([1], term=1)
+    lone.turn()
+    lone.wire.take()
+    clock.at += 2 * TIMING.heartbeat_s
+    lone.replica.peer_up("b")
+    lone.turn()
+    assert not lone.wire.take("request_pre_vote"), "somebody leads"
+
+
+def test_no_other_founder_hurries(make: Make, clock: VirtualClock) -> None:
+    lone = make(founders=("b", "a", "c"))
+    clock.at += 2 * TIMING.heartbeat_s
+    lone.turn()
+    assert not lone.wire.take("request_pre_vote")
 
 
 def test_one_that_waits_neither_stands_nor_votes_nor_acknowledges(make: Make, clock: VirtualClock) -> None:

@@ -291,8 +291,9 @@ def test_entries_go_out_in_batches_as_far_as_there_is_room(lone: Lone) -> None:
 
 
 def test_a_replica_just_connected_hears_the_leader_out_before_it_stands_for_election(
-    lone: Lone, clock: VirtualClock
+    make: Make, clock: VirtualClock
 ) -> None:
+    lone = make(founders=("b", "a", "c"))
     for peer in "bc":
         lone.replica.peer_down(peer)
     clock.at += 30

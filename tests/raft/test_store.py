@@ -49,6 +49,25 @@ def test_a_new_replica_begins_with_the_entry_that_all_logs_share(tmp_path: Path)
     store.close()
 
 
+def test_a_term_and_a_vote_that_are_gathered_take_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    real = disk.write_file
+    monkeypatch.setattr(disk, "write_file", lambda path, data: (written.append(path), real(path, data)))
+    state = HardState(tmp_path, "a", 1)
+    with state.gathered():
+        state.store(5, None)
+        state.store(5, "b")
+        assert not written
+    assert written == [state.path]
+    again = HardState(tmp_path, "a", 1)
+    assert (again.term, again.vote) == (state.term, state.vote) == (5, "b")
+    with state.gathered():
+        pass
+    assert len(written) == 1
+
+
 def test_term_and_vote_are_there_after_a_restart(tmp_path: Path) -> None:
     grown(tmp_path)
     assert voted(tmp_path) == (3, "b")
