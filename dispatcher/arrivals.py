@@ -51,6 +51,7 @@ class Listener:
 
     def _look(self) -> None:
         while True:
+            self._eventstore.keep_up()
             for address in self._eventstore.addresses:
                 if address not in self._listening or not self._listening[address].is_alive():
                     thread = threading.Thread(target=self._listen, args=(address,), daemon=True)

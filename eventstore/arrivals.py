@@ -105,6 +105,11 @@ class Arrivals:
             arrived = b"".join(islice(self._arrived, skipped, None))
             return self._position, self._read_to_us, arrived
 
+    def tell_all(self) -> None:
+        """End the waits of now: there is something else that those who wait must know."""
+        with self._lock:
+            self._tell_all()
+
     def close(self) -> None:
         """End all waits."""
         with self._lock:

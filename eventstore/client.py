@@ -57,6 +57,8 @@ class EventStoreClient:
         self._lock = threading.Lock()
         self._refreshing = False
         self._next_refresh = float("-inf")
+        self._is_behind = False
+        """Asked for too soon after the last time."""
         self._closed = False
 
     @property
@@ -113,6 +115,11 @@ class EventStoreClient:
             raise UnavailableError(f"event store {address}: this client is closed") from error
         self._heed(member, response.version)
         return response.position, response.read_to_us, response.ids
+
+    def keep_up(self) -> None:
+        """Ask for the members, if that was put off. For who may hear nothing of them for long otherwise."""
+        if self._is_behind:
+            self._refresh()
 
     def status(self) -> dict[str, Any]:
         """What the first one says of itself. UnavailableError if it does not answer."""
@@ -182,8 +189,9 @@ class EventStoreClient:
         now = self._now()
         with self._lock:
             if self._refreshing or self._closed or now < self._next_refresh:
+                self._is_behind = True
                 return
-            self._refreshing = True
+            self._refreshing, self._is_behind = True, False
             self._next_refresh = now + _REFRESH_S
         if member is None:
             member = self._view.choose(None, set(), now) or next(iter(self._view.members.values()))

@@ -133,7 +133,7 @@ class Peers:
     """`address`: by which the others know this one. `known`: addresses of others, more may come.
 
     `serves`: whether this one does; `wake` is called when there is something to take, or others are there
-    than before. For many threads at once; the methods up to `start` are for one.
+    than before; `changed`, when other members serve. For many threads at once; the methods up to `start` are for one.
     """
 
     def __init__(
@@ -145,6 +145,7 @@ class Peers:
         serves: Callable[[], bool] = lambda: True,
         wake: Callable[[], None] = lambda: None,
         network: Network = LOOPBACK,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self.feed = Feed(clock)
@@ -153,6 +154,7 @@ class Peers:
         self._clock = clock
         self._serves = serves
         self._wake = wake
+        self._changed = changed
         self._network = network
         self._lock = threading.Lock()
         self._peers: dict[str, _Peer] = {}
@@ -196,6 +198,7 @@ class Peers:
         if members != self._membership.members:
             self._membership = Membership(Ring(members, self.virtual_nodes))
             self._wake()
+            self._changed()
         return self._membership
 
     def status(self) -> dict[str, Any]:
@@ -257,6 +260,7 @@ class Peers:
                 for address in response.members:
                     self._add(address)
                 self._put(response.stretches)
+                self.membership()
             if was_there != peer.is_there(self._clock.monotonic()):
                 self.membership()
             if response is None or response.leaves:

@@ -87,7 +87,9 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         stem = f"primary-{number}" if number else "primary"
         self._dead_letters = RotatingLog(dead_letters, stem, _DEAD_LETTER_FILE_BYTES_MAX)
         wake = threading.Event()
-        self._peers = Peers(listen, peers, own.virtual_nodes, clock, self._serves, wake.set, network)
+        self._peers = Peers(
+            listen, peers, own.virtual_nodes, clock, self._serves, wake.set, network, self._arrivals.tell_all
+        )
         self._filling = Filling(self._cache, self._peers, network)
         follower = follower_of(
             self._map, patterns, directory, settings.logs, clock, self._notices, wake, drain

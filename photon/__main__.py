@@ -8,6 +8,9 @@ _OPTIMIZED: Final = (
     "is not what it must be; run it without"
 )
 
+_SHORT: Final = {"--help", "--check"}
+"""With these a command starts no processes."""
+
 
 def main() -> None:
     """As photon.cli.main.main; 130 without a word if interrupted while that is imported."""
@@ -15,6 +18,10 @@ def main() -> None:
         print(_OPTIMIZED, file=sys.stderr)
         sys.exit(2)
     try:
+        if sys.argv[1:2] in (["join"], ["dev"]) and not _SHORT.intersection(sys.argv):
+            from photon.cluster.nursery import begin_ahead
+
+            begin_ahead()
         from photon.cli import main as cli
 
         cli.main()

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from photon.cluster.roles import ROLES
 from photon.cluster.supervisor import FreshLauncher, Process, child_environment
 
 START_S_MAX: Final = 30.0
@@ -180,16 +179,7 @@ class Nursery:
 
     def _begin(self) -> None:
         self._launched = None
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, str(theirs.fileno()), " " * _TITLE_BYTES_MAX],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**child_environment(), **_ONE_THREAD},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        self._socket, self._process = _AHEAD.pop() if _AHEAD else _begun(self._module)
 
     def _lose(self) -> None:
         self._process.kill()
@@ -204,6 +194,29 @@ class Nursery:
             child.ended(-signal.SIGKILL)
 
 
+_Begun = tuple[socket.socket, "subprocess.Popen[bytes]"]
+_AHEAD: Final[list[_Begun]] = []
+
+
+def begin_ahead() -> None:
+    """For who is sure to make a `Nursery` soon: it imports meanwhile."""
+    _AHEAD.append(_begun(Nursery._module))
+
+
+def _begun(module: str) -> _Begun:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno()), " " * _TITLE_BYTES_MAX],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**child_environment(), **_ONE_THREAD},
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+    return ours, process
+
+
 def _readable(descriptors: Sequence[int], timeout_s: float) -> list[int]:
     """Those that have something to say, or to tell that they are gone, within the time (inf: for ever)."""
     poller = select.poll()
@@ -214,6 +227,8 @@ def _readable(descriptors: Sequence[int], timeout_s: float) -> list[int]:
 
 def serve(channel: socket.socket) -> None:
     """Fork what is asked for and tell of each end, until the other side is gone."""
+    from photon.cluster.roles import ROLES  # here alone: whoever begins it need not wait for these
+
     children: dict[int, int] = {}
     poller = select.poll()
     poller.register(channel, select.POLLIN)
@@ -221,14 +236,14 @@ def serve(channel: socket.socket) -> None:
     while True:
         news = poller.poll(0 if ahead else None)
         if not news:
-            _import_for(ahead.pop(0))
+            _import_all(ROLES[ahead.pop(0)].imports)
         for descriptor, _ in news:
             if descriptor == channel.fileno():
                 request, logs, _, _ = socket.recv_fds(channel, _REQUEST_BYTES_MAX, 1)
                 if not request:
                     return
                 arguments = json.loads(request)
-                _import_for(arguments[0])
+                _import_all(ROLES[arguments[0]].imports if arguments[0] in ROLES else ())
                 try:
                     pid, new = _forked(arguments, logs, channel, children)
                 except OSError as error:  # too many processes or files, or no memory: those that run go on
@@ -265,8 +280,8 @@ def _forked(
         raise
 
 
-def _import_for(role: str) -> None:
-    for module in ROLES[role].imports if role in ROLES else ():
+def _import_all(modules: Iterable[str]) -> None:
+    for module in modules:
         if module not in sys.modules:
             with contextlib.suppress(Exception):  # the process that needs it says what is wrong with it
                 importlib.import_module(module)

@@ -265,6 +265,26 @@ def test_what_arrives_anywhere_is_told_of_where_it_was_asked_for(root, stores):
     client.close()
 
 
+def test_who_waits_for_arrivals_hears_at_once_of_one_that_comes(root, stores):
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    first = serve(root, addresses[0], peers=addresses, number=0, document=BOUND)
+    client = EventStoreClient(addresses[:1], 10.0)
+    try:
+        position, read_to_us, _ = client.arrivals(addresses[0], 0, 0)
+        waiting = threading.Thread(target=client.arrivals, args=(addresses[0], position, read_to_us))
+        waiting.start()
+        second = serve(root, addresses[1], peers=addresses, number=1, document=BOUND)
+        try:
+            waiting.join(8.0)
+            assert not waiting.is_alive()
+            wait_until(lambda: client.keep_up() or len(client.addresses) == 2, 8.0)
+        finally:
+            second.stop(0)
+    finally:
+        client.close()
+        first.stop(0)
+
+
 def test_a_full_queue_drops_and_counts(monkeypatch):
     monkeypatch.setattr("eventstore.cache.QUEUE_BYTES_MAX", 3000)
     both = Membership(Ring(["here:1", "127.0.0.1:1"], 64))
