@@ -133,7 +133,8 @@ class Peers:
     """`address`: by which the others know this one. `known`: addresses of others, more may come.
 
     `serves`: whether this one does; `wake` is called when there is something to take, or others are there
-    than before; `changed`, when other members serve. For many threads at once; the methods up to `start` are for one.
+    than before; `changed`, when other members serve. For many threads at once; the methods up to `start` are
+    for one.
     """
 
     def __init__(

@@ -165,6 +165,9 @@ class FakeEventStore:
 
     addresses = ("store",)
 
+    def keep_up(self):
+        pass
+
     def arrivals(self, address, after, read_to_us):
         self.calls.append(after)
         answer = self._answers.get()
