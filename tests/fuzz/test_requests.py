@@ -52,6 +52,7 @@ def status_of(channel: grpc.Channel, method: MethodDescriptor, request: Message)
     return grpc.StatusCode.OK
 
 
+@pytest.mark.long
 def test_odd_values_of_every_field_are_answered_with_a_status(plain: Site) -> None:
     before, kept = plain.sizes(), kept_of(plain)
     for role, method in CALLS:

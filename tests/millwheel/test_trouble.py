@@ -46,7 +46,7 @@ def test_a_key_with_half_of_all_records_is_counted_and_memory_stays_bounded(syst
     system.check(lines)
 
 
-@pytest.mark.parametrize("off_s", [-3_600, 3_600])
+@pytest.mark.parametrize("off_s", [pytest.param(-3_600, marks=pytest.mark.long), 3_600])
 def test_a_clock_an_hour_off_loses_and_doubles_nothing(system, off_s):
     """Ahead, a file that was read to its end promises an hour too much: what comes then is late, and told."""
     system.environment["CLOCK_OFF_S"] = str(off_s)

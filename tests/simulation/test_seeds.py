@@ -59,7 +59,7 @@ def test_messages_may_be_lost_late_doubled_and_out_of_order(replicas: int, seeds
 
 
 @pytest.mark.parametrize("seeds", batches(2, share=3), ids=named)
-@pytest.mark.parametrize("replicas", [3, 5])
+@pytest.mark.parametrize("replicas", [3, pytest.param(5, marks=pytest.mark.long)])
 def test_the_registry_keeps_every_promise(replicas: int, seeds: range) -> None:
     played([Plan(seed, replicas, machine="registry", hostile=seed % 2 == 1) for seed in seeds])
 
