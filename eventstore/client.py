@@ -207,7 +207,7 @@ class EventStoreClient:
         except (grpc.RpcError, grpc.FutureCancelledError):
             response = None  # those that are known may still be there, and those that were known at first
         with self._lock:
-            self._refreshing = False
+            self._refreshing, self._is_behind = False, self._is_behind or response is None
             old = self._view
             addresses = {*old.members, *self._known} if response is None else set(response.members)
             if self._closed or not addresses or addresses == old.members.keys():

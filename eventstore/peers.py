@@ -255,15 +255,12 @@ class Peers:
                     self._peers.pop(peer.address, None)
                 peer.close()
                 return
-            was_there = peer.is_there(now)
             response = peer.ask(self.address, self._clock)
             if response is not None:
                 for address in response.members:
                     self._add(address)
                 self._put(response.stretches)
-                self.membership()
-            if was_there != peer.is_there(self._clock.monotonic()):
-                self.membership()
+            self.membership()
             if response is None or response.leaves:
                 self._stopping.wait(_AGAIN_S)
 

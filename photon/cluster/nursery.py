@@ -179,7 +179,8 @@ class Nursery:
 
     def _begin(self) -> None:
         self._launched = None
-        self._socket, self._process = _AHEAD.pop() if _AHEAD else _begun(self._module)
+        ahead = _AHEAD and self._module == Nursery._module
+        self._socket, self._process = _AHEAD.pop() if ahead else _begun(self._module)
 
     def _lose(self) -> None:
         self._process.kill()
@@ -199,8 +200,9 @@ _AHEAD: Final[list[_Begun]] = []
 
 
 def begin_ahead() -> None:
-    """For who is sure to make a `Nursery` soon: it imports meanwhile."""
-    _AHEAD.append(_begun(Nursery._module))
+    """For who is sure to make a `Nursery` soon: it imports meanwhile. Where there is no room it begins later."""
+    with contextlib.suppress(OSError):
+        _AHEAD.append(_begun(Nursery._module))
 
 
 def _begun(module: str) -> _Begun:

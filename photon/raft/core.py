@@ -11,7 +11,8 @@ import _socket
 import math
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 from pysyncobj import SyncObj, SyncObjConf, syncobj
@@ -21,7 +22,7 @@ from pysyncobj.version import VERSION
 
 from photon.core.errors import PhotonError
 from photon.raft.port import Members, RaftTiming
-from photon.raft.rules.codec import Message
+from photon.raft.rules.codec import RESPONSE_VOTE, Message
 from photon.raft.store import ReplicaStore
 
 # The library puts one for Windows in its place, on every system: whoever else is in the process needs it.
@@ -90,11 +91,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self.members = Members()
         # As if a leader had been heard of when the replica was stopped: there may well be one.
         self.heard_leader_at = now()
+        self._link = _Link(rules)
         super().__init__(
             Node(self.node),
             [],
             _configuration(timing, self._on_state),
-            transport=_Link(rules),
+            transport=self._link,
         )
         self._poller = _NoPoller()
         # The library has made a log in memory; ours takes its place. The commit index is never read from disk
@@ -119,7 +121,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
     def deliver(self, peer: str, message: Message) -> None:
         """Give a peer's message, made harmless, to the library's handler. The term that it brings and the
         vote that it gets are one write."""
-        with self._hard_state.gathered():
+        with self._link.votes_held(), self._hard_state.gathered():
             super()._SyncObj__onMessageReceived(self._node_of(peer), message)
 
     def elect(self, term: int) -> None:
@@ -238,7 +240,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
             self._SyncObj__raftMatchIndex[node] = 0
 
     def elect_now(self, after_s: float = 0.0) -> None:
-        """Do not wait for the election timeout."""
+        """Wait for so long, not for the election timeout."""
         self._deadline = now() + after_s
 
     def hand_over(self, peer: str) -> None:
@@ -347,9 +349,25 @@ class _Link(Transport):  # type: ignore[misc]
     def __init__(self, rules: CoreRules) -> None:
         super().__init__(None, None, [])
         self._rules = rules
+        self._votes: list[tuple[str, Message]] | None = None
+
+    @contextmanager
+    def votes_held(self) -> Iterator[None]:
+        """A vote that is given within leaves at the end of the block, unless that fails."""
+        self._votes = []
+        try:
+            yield
+            votes, self._votes = self._votes, None
+        finally:
+            self._votes = None
+        for vote in votes:
+            self._rules.send(*vote)
 
     def send(self, node: Node, message: Message) -> bool:
-        self._rules.send(node.id, message)
+        if self._votes is not None and message["type"] == RESPONSE_VOTE:
+            self._votes.append((node.id, message))
+        else:
+            self._rules.send(node.id, message)
         return True
 
 

@@ -5,6 +5,7 @@ No thread, no socket, no clock of its own: the host (or a simulation) calls `rec
 on disk.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,8 @@ class Replica:
         named = store.members.newest if journal.last_index == FIRST_INDEX else None
         self._founding = Founding(group, node, named, context.has_met, now())
         if named is not None and core.term == 0:
-            core.heard_leader_at = 0.0  # nobody can have led yet whom this replica has heard
+            core.heard_leader_at = -math.inf  # nobody can have led yet whom this replica has heard
+        self._asked_s = context.timing.heartbeat_s
         self._is_first_founder = named is not None and founders is not None and founders[0] == node
         self._membership = Membership(core, store, self._sender, context.timing)
         incoming = store.snapshots.incoming_temporary
@@ -380,8 +382,9 @@ class Replica:
             self._founding.tell(now())
         else:
             self._elections.due()
-            if self._may_lead_first():  # some may not have opened it yet
-                self.core.elect_now(self._timing.heartbeat_s)
+            if self._may_lead_first():  # some may not have opened it yet, or be far away
+                self.core.elect_now(self._asked_s)
+                self._asked_s = min(2 * self._asked_s, self._timing.election_s_min)
 
     def _may_lead_first(self) -> bool:
         """Nobody has led the group yet, and it is this founder that need not wait for others to."""

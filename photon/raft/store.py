@@ -62,11 +62,11 @@ class HardState:
         self._gathers = True
         try:
             yield
-        finally:
+        finally:  # whatever went wrong, memory has it already
             self._gathers = False
-        if self._newest is not None:
             newest, self._newest = self._newest, None
-            self.store(*newest)
+            if newest is not None:
+                self.store(*newest)
 
     def store(self, term: int, vote: str | None) -> None:
         """Raises StorageError."""

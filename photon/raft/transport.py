@@ -134,7 +134,7 @@ class Transport:
         self._up: dict[str, Link] = {}  # by peer, those that are through the handshake
         self._next_dial = {peer: 0.0 for peer in peers if peer > self._node}
         self._dials: dict[str, int] = {}
-        """How often each was dialed since it was last connected."""
+        """How often each was dialed since it was last connected for a while."""
         self._dialing: set[str] = set()
         self._log = LinkLog(self._node, now)
 
@@ -385,7 +385,6 @@ class Transport:
         if before is not None:
             self._drop(before, "it has connected anew")
         self._dialing.discard(peer)
-        self._dials.pop(peer, None)
         self._up[peer] = link
         self._log.connected(peer)
         self._receiver.peer_up(peer)
@@ -426,6 +425,8 @@ class Transport:
         link.close()
         if link.target is not None:
             self._dialing.discard(link.target)
+            if link.peer is not None and now() - link.opened_at > self._timing.reconnect_s_max:
+                self._dials.pop(link.target, None)
             self._dial_later(link.target, now())
         if link.peer is not None and self._up.get(link.peer) is link:
             del self._up[link.peer]

@@ -1,7 +1,12 @@
 """Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
 
+import errno
 from pathlib import Path
 
+import pytest
+
+from photon.core import disk
+from photon.core.errors import StorageError
 from photon.raft.port import ChangeKind, Members
 from photon.raft.rules.members import is_majority
 from tests.raft.kit import TIMING, Lone, Make, VirtualClock
@@ -102,6 +107,27 @@ def test_neither_a_stranger_nor_a_learner_helps_to_win(make: Make) -> None:
     assert not lone.replica.is_leader
     lone.hear("c", type="response_vote", term=2)
     assert lone.replica.is_leader
+
+
+def test_a_vote_is_handed_on_when_it_is_on_disk_and_never_where_it_can_not_be_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone, stored = make(), list[tuple[int, str | None]]()
+    state = lone.replica.store.hard_state
+    real = lone.wire.send
+    monkeypatch.setattr(
+        lone.wire, "send", lambda *sent: (stored.append((state.term, state.vote)), real(*sent))
+    )
+    assert ask_vote(lone, "c", term=8)
+    assert stored == [(8, "c")]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(disk, "write_file", full)
+    with pytest.raises(StorageError):
+        ask_vote(lone, "b", term=9)
+    assert not lone.wire.take("response_vote")
 
 
 def test_a_late_vote_of_an_earlier_term_has_none_of_this_one_counted_twice(make: Make) -> None:

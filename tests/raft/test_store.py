@@ -63,9 +63,13 @@ def test_a_term_and_a_vote_that_are_gathered_take_one_write(
     assert written == [state.path]
     again = HardState(tmp_path, "a", 1)
     assert (again.term, again.vote) == (state.term, state.vote) == (5, "b")
+    with pytest.raises(KeyError), state.gathered():
+        state.store(6, None)
+        raise KeyError
+    assert (HardState(tmp_path, "a", 1).term, len(written)) == (6, 2), "memory has it already"
     with state.gathered():
         pass
-    assert len(written) == 1
+    assert len(written) == 2
 
 
 def test_term_and_vote_are_there_after_a_restart(tmp_path: Path) -> None:
