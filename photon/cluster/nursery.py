@@ -200,7 +200,7 @@ _AHEAD: Final[list[_Begun]] = []
 
 
 def begin_ahead() -> None:
-    """For who is sure to make a `Nursery` soon: it imports meanwhile. Where there is no room it begins later."""
+    """For who is sure to make a `Nursery` soon: it imports meanwhile. Not where there is no room for it."""
     with contextlib.suppress(OSError):
         _AHEAD.append(_begun(Nursery._module))
 
