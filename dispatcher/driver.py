@@ -308,11 +308,12 @@ class Driver:
 
     def _send_hedged(self, taken: list[Hedged]) -> None:
         self._sender.send_hedged([(one.batch.events, one.answer) for one in taken], taken[-1].due)
-        self._finish_hedged([one for one in taken if not len(one.answer.hedged)])
         # Now: as soon as one waits again another sender may take it, and finish it.
+        done = [one for one in taken if not len(one.answer.hedged)]
         for one in [one for one in taken if len(one.answer.hedged)]:
             due = self._sender.due(one.batch.events, one.answer)
             self._to_send.hedge(Hedged(due, one.batch, one.answer))
+        self._finish_hedged(done)
 
     def _resolved(self, batch: Batch, answer: Answer, hedged: bool = False) -> Resolved:
         resolved = resolve(

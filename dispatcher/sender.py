@@ -238,11 +238,11 @@ class Sender:
         hedged_us = np.concatenate(
             [answer.at_us[these] for (_, answer), these in zip(batches, rows, strict=True)]
         )
+        others, ages_s = np.zeros(len(events), np.bool_), self._ages_s(events)
         with self._mutex:
             waited_for = self._homes.now(events.ids, self._ages_s(events, hedged_us))
-            ages_s = self._ages_s(events)
-            others = (ages_s < LIVE_S) & self._homes.are_others(self._homes.now(events.ids, ages_s))
-            others &= self._homes.is_far and 0 <= late_s < IN_TIME_S and not self._gate.stopping.is_set()
+            if self._homes.is_far and 0 <= late_s < IN_TIME_S and not self._gate.stopping.is_set():
+                others = (ages_s < LIVE_S) & self._homes.are_others(self._homes.now(events.ids, ages_s))
         found = self._answer(events, _left(self._asked(events), others))
         if found is None:  # it is time to stop
             found = Answer(

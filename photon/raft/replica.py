@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from photon.core.clock import Backoff
 from photon.raft.core import RaftCore, now
 from photon.raft.files import FileShelf, delete
 from photon.raft.follower import Follower
@@ -163,7 +164,8 @@ class Replica:
         self._founding = Founding(group, node, named, context.has_met, now())
         if named is not None and core.term == 0:
             core.heard_leader_at = -math.inf  # nobody can have led yet whom this replica has heard
-        self._asked_s = context.timing.heartbeat_s
+        self._hurry = Backoff(context.timing.heartbeat_s, context.timing.election_s_min)
+        self._hurried = 0
         self._is_first_founder = named is not None and founders is not None and founders[0] == node
         self._membership = Membership(core, store, self._sender, context.timing)
         incoming = store.snapshots.incoming_temporary
@@ -383,8 +385,8 @@ class Replica:
         else:
             self._elections.due()
             if self._may_lead_first():  # some may not have opened it yet, or be far away
-                self.core.elect_now(self._asked_s)
-                self._asked_s = min(2 * self._asked_s, self._timing.election_s_min)
+                self._hurried += 1
+                self.core.elect_now(self._hurry.delay_s(self._hurried))
 
     def _may_lead_first(self) -> bool:
         """Nobody has led the group yet, and it is this founder that need not wait for others to."""

@@ -358,6 +358,7 @@ def test_what_waits_again_is_taken_by_another_sender_at_once_and_ended_by_that_o
                 driver._to_send.release(1.0)
                 other.start()
                 other.join()
+                driver._wake.clear()
             return 1.0
 
     scene = Scene(tmp_path, 0, False)
@@ -371,3 +372,4 @@ def test_what_waits_again_is_taken_by_another_sender_at_once_and_ended_by_that_o
     while not driver._finished.empty():
         ended += [batch for batch, _ in driver._finished.get()]
     assert ended == [first.batch]
+    assert driver._wake.is_set(), "the reading thread is to release the second when it is due"
