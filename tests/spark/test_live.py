@@ -48,21 +48,21 @@ main()
 @pytest.fixture
 def run(tmp_path, requirements):
     with contextlib.ExitStack() as started:
-        yield lambda topology: Running(tmp_path, topology, started)
+        yield lambda topology: Running(tmp_path, NAME + topology, started)
 
 
 class Running:
     """A topology on Spark, in a process of its own, over logs that grow."""
 
-    def __init__(self, directory, topology, started):
-        self.directory, self.name, self._started = directory, NAME + topology, started
+    def __init__(self, directory, name, started, where=("--master", "local[2]", "--driver-memory", "512m")):
+        self.directory, self.name, self._started, self._where = directory, name, started, where
         self.lines = []
         (directory / "logs").mkdir()
 
     def start(self, kill_at=""):
         words = ["millwheel", "spark", self.name, "--work", "work", "--every", "0.3s", "--json"]
         process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *words, "--master", "local[2]", "--driver-memory", "512m"],
+            [sys.executable, "-c", COMMAND, *words, *self._where],
             cwd=self.directory,
             env={**os.environ, "PYTHONPATH": ROOT, "KILL_AT": kill_at},
             stdout=subprocess.PIPE,
