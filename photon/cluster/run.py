@@ -136,6 +136,7 @@ class RunLoop:
         stop."""
         self.cluster, self.reader, self.told_to_stop = cluster, reader, told_to_stop
         self._pool, self._notice, self._every_s = pool, notice, every_s
+        self._turn_s = max(POLL_S, every_s / 4)  # who asks seldom has nobody who waits: it wakes seldom, too
         self._asked_s = float("-inf")
         self._answer: Future[Sample] | None = None
         self._hurried = False
@@ -183,16 +184,16 @@ class RunLoop:
                     self._notice(f"{name}: {notice}")
 
     def _look(self, roles: tuple[str, ...]) -> Sample | None:
-        """Takes POLL_S at most, and as long as that without news."""
+        """Takes a turn at most, and as long as that without news."""
         now = time.monotonic()
         hurries = bool(self.told_to_stop) and not self._hurried
         if self._answer is None and (hurries or now - self._asked_s >= self._every_s):
             self._hurried |= hurries
             self._asked_s, self._answer = now, self._pool.submit(self.reader.read, roles)
         if self._answer is None:
-            time.sleep(POLL_S)
+            time.sleep(self._turn_s)
             return None
-        wait([self._answer], POLL_S)
+        wait([self._answer], self._turn_s)
         if not self._answer.done():
             return None
         answer, self._answer = self._answer, None
