@@ -74,10 +74,10 @@ def _read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:
     return {entry.file: entry for entry in entries}
 
 
-def complete_files(directory: Path) -> dict[str, CompleteFile]:
+def complete_files(directory: str | Path) -> dict[str, CompleteFile]:
     """What the manifests of `joined/<datacenter>` list, by name. CorruptStateError, StorageError."""
     found: dict[str, CompleteFile] = {}
-    for path in sorted(directory.glob(f"*{MANIFEST}")):
+    for path in sorted(Path(directory).glob(f"*{MANIFEST}")):
         with storage_errors(path):
             found.update(_read_entries(path.read_bytes(), path))
     return found
@@ -142,14 +142,14 @@ def _append(path: Path, lines: bytes) -> None:
         sync_directory(path.parent)
 
 
-def read_lives(directory: Path, stem: str = "*") -> dict[int, Life]:
+def read_lives(directory: str | Path, stem: str = "*") -> dict[int, Life]:
     """The lives that `joined/<datacenter>` tells of, by incarnation; none where there is no such directory.
     `stem`: of one joiner.
 
     StorageError. A line that is torn is of a start that failed then: that life registered nothing.
     """
     found: dict[int, Life] = {}
-    for path in sorted(directory.glob(f"{stem}{LIVES}")):
+    for path in sorted(Path(directory).glob(f"{stem}{LIVES}")):
         with storage_errors(path):
             data = path.read_bytes()
         for line in data[: data.rfind(b"\n") + 1].splitlines():

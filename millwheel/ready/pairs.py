@@ -9,10 +9,11 @@ from millwheel.ready.windows import SECOND_US
 
 
 class _Waiting(msgspec.Struct):
-    """`value`: of the record that waits; `answered`: the other one came, before it or after."""
+    """`value`: of the record that waits; `answered_us`: the time of the first answer, which may have come
+    before it."""
 
     value: Any = None
-    answered: bool = False
+    answered_us: int | None = None
 
 
 class Unmatched(Computation[_Waiting]):
@@ -33,12 +34,15 @@ class Unmatched(Computation[_Waiting]):
             ctx.state.value = record.value
             ctx.set_timer("over", record.time + self._after)
         else:
-            ctx.state.answered = True
+            state = ctx.state
+            known = state.answered_us
+            state.answered_us = record.time if known is None else min(known, record.time)
             ctx.set_timer("forget", record.time + self._after)
 
     def process_timer(self, timer: Timer, ctx: Context[_Waiting]) -> None:
         if timer.tag == "over":
-            if not ctx.state.answered:
+            answered_us = ctx.state.answered_us  # in a backlog answers come that are later than the end
+            if answered_us is None or answered_us >= timer.time:
                 ctx.produce(self._stream, ctx.state.value)
             ctx.forget()
             ctx.drop_timer("forget")

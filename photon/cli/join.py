@@ -67,8 +67,19 @@ def command(
     nothing = summary["foreign_events"] > 0 and not settled and not follow
     if nothing:
         click.echo("photon: nothing was joined; `photon join --check` shows what a sample finds", err=True)
-    incomplete = summary["unread_files"] or summary["lost_bytes"]
-    return 1 if incomplete or nothing or (summary["unlisted_files"] and not follow) else 0
+    incomplete = summary["unread_files"] or summary["lost_bytes"] or not summary["adds_up"]
+    if follow:
+        return 1 if incomplete else 0
+    unread = not summary["foreign_events"] and summary["unended_files"]
+    if unread:
+        click.echo(
+            "photon: no foreign event was read: an event is a JSON object on a line of its own, and the line "
+            "ends in a newline (`photon init` says what it finds in the logs)",
+            err=True,
+        )
+    if summary["stopped"]:
+        click.echo("photon: stopped before all was read and joined; the same command goes on", err=True)
+    return 1 if incomplete or nothing or unread or summary["stopped"] or summary["unlisted_files"] else 0
 
 
 def _check(

@@ -20,7 +20,7 @@ from photon.connect.uris import is_source, make_sink, make_source
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
-from photon.logs.files import check_patterns, glob_matches, matching_files
+from photon.logs.files import check_patterns, find, glob_matches
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
@@ -149,13 +149,13 @@ def check_not_matched(patterns: Sequence[str], written: Iterable[Path], by: str)
                 )
 
 
-def check_matches(patterns: Sequence[str]) -> None:
-    """UsageError if there are no primary logs at all: every event would be given up as unjoinable."""
-    if not any(True for pattern in patterns for _ in matching_files(pattern)):
-        raise UsageError(
-            f"no primary log matches {', '.join(repr(p) for p in patterns)}; check the pattern, "
-            "or use --follow to wait for logs"
-        )
+def check_matches(side: str, patterns: Sequence[str]) -> None:
+    """UsageError if a side has no logs at all: without primary ones every event would be given up as
+    unjoinable, and without foreign ones a mistyped path would look like a job well done."""
+    refused: dict[str, str] = {}
+    if not find(patterns, refused.__setitem__):
+        why = "; ".join(refused.values()) or "check the pattern, or use --follow to wait for logs"
+        raise UsageError(f"no {side} log matches {', '.join(repr(p) for p in patterns)}; {why}")
 
 
 def check_same_run(

@@ -270,6 +270,13 @@ def why_stalled(reader: StatusReader, seconds: float) -> str:
     reasons = [f"{name}: {one['storage_error']}" for name, one in answered if one.get("storage_error")]
     reasons += [f"{name} does not answer" for name in sample.silent()]
     reasons += [] if sample.has_quorum() else ["the registry has no quorum"]
+    reasons += [why for _, one in answered for why in one.get("unreadable", {}).values()]
+    reasons += [
+        f"{name}: nothing is published to {sink['sink']} ({sink['trouble']})"
+        for name, one in answered
+        for sink in one.get("sinks", ())
+        if sink.get("trouble")
+    ]
     reasons += [
         f"{name}: {one['pending']:,} events wait to be tried again"
         for name, one in answered
@@ -295,8 +302,8 @@ def joined_lines(out: Path) -> dict[str, int]:
 
 
 def join(
-    primary: str | Sequence[str],
-    foreign: str | Sequence[str],
+    primary: str | Path | Sequence[str | Path],
+    foreign: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     config: str | Path | None = None,
@@ -320,7 +327,9 @@ def join(
     if not 1 <= datacenters <= len(DATACENTER_NAMES):
         raise UsageError(f"datacenters must be from 1 to {len(DATACENTER_NAMES)}, not {datacenters}")
     began = time.monotonic()
-    primary, foreign = ([one] if isinstance(one, str) else list(one) for one in (primary, foreign))
+    primary, foreign = (
+        [*map(str, [one] if isinstance(one, str | Path) else one)] for one in (primary, foreign)
+    )
     out = Path(out)
     work = out / ".photon" if work is None else Path(work)
     settings = load_settings(None if config is None else Path(config))
@@ -331,8 +340,9 @@ def join(
     check_sources(settings, primary, foreign)
     logs = [one for one in (*primary, *foreign) if not is_source(one)]
     check_run(logs, out, work, settings)
-    if not follow and piped != "primary" and not any(map(is_source, primary)):
-        check_matches(primary)
+    for side, patterns in () if follow else (("primary", primary), ("foreign", foreign)):
+        if side != piped and not any(map(is_source, patterns)):
+            check_matches(side, patterns)
     check_apart(logs, out, work, names, roots)
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)
@@ -396,6 +406,10 @@ class _Draining:
         self.eventstores: list[Status] = []
         self.unread: set[str] = set()
         """Log files that are there and could not be read."""
+        self.unended: set[str] = set()
+        """Those that end in a partly written line."""
+        self.stopped = False
+        """Told to, before all was read and decided."""
         self.restarts = 0
         self.seconds = 0.0
 
@@ -413,8 +427,11 @@ class _Draining:
         at_work |= any(sink["behind"] for j in joiners for sink in j.get("sinks", ()))
         drained = answered and not at_work and all(d["drained"] for d in dispatchers)
         if self._loop.told_to_stop or (drained and self._drain):
-            _tell_unended(self._display, [*dispatchers, *eventstores])
-            self.unread = {f for one in (*dispatchers, *eventstores) for f in one.get("unreadable", ())}
+            statuses = (*dispatchers, *eventstores)
+            _tell_unended(self._display, statuses)
+            self.unread = {file for one in statuses for file in one.get("unreadable", ())}
+            self.unended = {file for one in statuses for file in one.get("unended", ())}
+            self.stopped = not drained
             self.eventstores, self.seconds = eventstores, now - self._began
             self.restarts = self._loop.cluster.supervisor.restarts()
             return True
@@ -477,9 +494,11 @@ def _unpacking(work: Path) -> int:
 
 def _tell_unended(display: RunDisplay, statuses: Sequence[Status]) -> None:
     for status in statuses:
+        unreadable = status.get("unreadable", {})
         for file, size in status.get("unended", {}).items():
-            display.notice(f"{file} ends in a partly written line ({size} bytes), left for the next run")
-        for file, reason in status.get("unreadable", {}).items():
+            if file not in unreadable:
+                display.notice(f"{file} ends in a partly written line ({size} bytes), left for the next run")
+        for file, reason in unreadable.items():
             display.notice(f"{file} was not read ({reason}), left for the next run")
 
 
@@ -504,7 +523,9 @@ def _summary(topology: Topology, run: _Draining, joined_before: int, display: Ru
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
         "primary_malformed": max((e.get("malformed", 0) for e in run.eventstores), default=0),
+        "stopped": run.stopped,
         "unread_files": sorted(run.unread),
+        "unended_files": sorted(run.unended),
         "unlisted_files": [str(path) for path in unlisted],
         "restarts": run.restarts,
     }

@@ -137,7 +137,8 @@ def merge_fates(dispatchers: Iterable[Status], joined: int) -> dict[str, int]:
     Every datacenter reads its own copy of the same logs, so an event has one fate in each: told "already
     registered" counts as joined or duplicate, which `joined`, the lines in the output, tells apart. Where
     datacenters judged differently, the one that got furthest decides: an event is unjoinable only if no
-    datacenter joined it.
+    datacenter joined it. Where one has read less than another, for it is new or some logs were gone, the
+    other's word counts: pending is no more than what waits somewhere.
     """
     ledgers = list(dispatchers)
     if not ledgers:
@@ -149,6 +150,12 @@ def merge_fates(dispatchers: Iterable[Status], joined: int) -> dict[str, int]:
     # Stopped datacenters may have read different parts, a new ledger not yet what is joined.
     events = max(events, registered + sum(rest.values()))
     pending = events - registered - sum(rest.values())
+    furthest = max(ledgers, key=lambda ledger: int(ledger["foreign_events"]))
+    waiting = max(int(ledger["foreign_events"]) - _settled(ledger) for ledger in ledgers)
+    for fate in LETTERS:
+        more = min(max(0, pending - waiting), _fate(furthest, fate) - rest[fate])
+        rest[fate] += more
+        pending -= more
     return {
         "foreign_events": events,
         Fate.JOINED.value: joined,
@@ -162,6 +169,10 @@ def _fate(ledger: Status, fate: Fate) -> int:
     return int(ledger["fates"].get(fate.value, 0))
 
 
+def _settled(ledger: Status) -> int:
+    return sum(_fate(ledger, fate) for fate in (Fate.JOINED, Fate.DUPLICATE, *LETTERS))
+
+
 def run_summary(
     ledgers: Sequence[Status], eventstores: Sequence[Status], joined: int, joined_before: int, seconds: float
 ) -> dict[str, Any]:
@@ -169,6 +180,7 @@ def run_summary(
     new = joined - joined_before
     return {
         **merge_fates(ledgers, joined),
+        "adds_up": all(fates_of(ledger)["adds_up"] for ledger in ledgers),
         "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
         "lost_bytes": sum(one.get("lost_bytes", 0) for one in (*ledgers, *eventstores)),
         "differing": max((sum(ledger.get("differing", {}).values()) for ledger in ledgers), default=0),

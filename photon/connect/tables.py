@@ -31,6 +31,8 @@ ROWS_MAX: Final = 16_384
 _HEADER_BYTES: Final = 1 << 16
 _BLOCK_BYTES: Final = 4 << 20
 _LOOK_EVERY_S: Final = 1.0
+_INEXACT: Final = r"\A\s*[+-]?\d{16,}\s*\z"
+"""Whole numbers that a double may not hold."""
 _Open = Callable[[str, Fields], Iterator[pa.RecordBatch]]
 
 
@@ -83,7 +85,7 @@ class TableSource:
         if self._current is None:
             if not self._waiting:
                 time.sleep(max(0.0, min(wait_s, self._looked_s + _LOOK_EVERY_S - time.monotonic())))
-                self._look()
+            self._look()
             if not self._waiting:
                 return []
             self._row = 0
@@ -96,6 +98,11 @@ class TableSource:
             self._current = None  # what is left of it would say that the file ends here
             if self._drain:
                 raise UsageError(f"{path}: {first_line(error)}; is it whole?") from error
+            self._waiting.remove(path)
+            if not os.path.exists(path):  # it may come again
+                self._read.discard(path)
+                return []
+            self._waiting.append(path)  # the others need not wait for it
             raise UnavailableError(
                 f"{path}: {first_line(error)}; tried again: write it under another name and rename it"
             ) from error
@@ -141,7 +148,10 @@ def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.Recor
     time = parse_path(fields.time)
     for batch in reader:
         numbers = fields.time_unit != "rfc3339" and len(time) == 1 and time[0] in batch.schema.names
-        yield _with_numbers(batch, time[0]) if numbers else batch
+        if numbers:
+            yield from _with_numbers(batch, time[0])
+        else:
+            yield batch
 
 
 def _header_of(file: Any, path: str, delimiter: str) -> list[str]:
@@ -152,15 +162,26 @@ def _header_of(file: Any, path: str, delimiter: str) -> list[str]:
     return first
 
 
-def _with_numbers(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """The column as numbers where it is such; else as it is, and its events are malformed with a reason."""
+def _with_numbers(batch: pa.RecordBatch, name: str) -> Iterator[pa.RecordBatch]:
+    """The column as numbers where its values are such; one that is none stays as it is, and its event is
+    malformed with a reason. In order, and cut where values differ in kind: no row changes its neighbours."""
     place = batch.schema.names.index(name)
-    for kind in (pa.int64(), pa.float64()):
+    texts = batch.column(place)
+    kinds = [pa.int64()]
+    if batch.num_rows == 1 or not pc.any(pc.match_substring_regex(texts, _INEXACT)).as_py():
+        kinds.append(pa.float64())
+    for kind in kinds:
         try:
-            return batch.set_column(place, name, pc.cast(batch.column(place), kind))
+            yield batch.set_column(place, name, pc.cast(texts, kind))
+            return
         except pa.ArrowInvalid:
             continue
-    return batch
+    if batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _with_numbers(batch.slice(0, half), name)
+    yield from _with_numbers(batch.slice(half), name)
 
 
 def _parquet_batches(path: str, _: Fields) -> Iterator[pa.RecordBatch]:

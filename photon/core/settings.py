@@ -289,9 +289,9 @@ class Settings:
     metrics: Metrics = field(default_factory=Metrics)
 
 
-def load_settings(path: Path | None) -> Settings:
+def load_settings(path: str | Path | None) -> Settings:
     """Read photon.toml; the defaults without one. SettingsError names file, key and mend."""
-    return parse_settings(read_document(path), str(path))
+    return parse_settings(read_document(None if path is None else Path(path)), str(path))
 
 
 def read_document(path: Path | None) -> dict[str, Any]:

@@ -173,41 +173,56 @@ _ANY_DEPTH: Final = "**"
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """UsageError if a pattern can't ever match: its fixed leading directory is not there."""
+    """UsageError if a pattern can't ever match: its fixed leading directory is not there, or not for us."""
     for pattern in patterns:
         fixed = Path(pattern) if not glob.has_magic(pattern) else Path(_fixed_part(pattern))
-        if not fixed.exists():
+        try:
+            is_there = fixed.exists()
+        except PermissionError as error:
+            raise UsageError(
+                f"{fixed} cannot be looked at ({error.strerror}, from '{pattern}'); see to the permissions of "
+                "the directories above it"
+            ) from error
+        if not is_there:
             kind = "file or directory" if not glob.has_magic(pattern) else "directory"
             raise UsageError(f"no such {kind}: {fixed} (from '{pattern}'); check the path or create it first")
 
 
-def matching_files(pattern: str, directories: set[str] | None = None) -> Iterable[str]:
+def matching_files(
+    pattern: str, directories: set[str] | None = None, closed: set[str] | None = None
+) -> Iterable[str]:
     """What a glob names, or what is in a directory; not yet looked at.
 
-    `directories` gets those in which more may appear: all that were listed, or should have been.
+    `directories` gets those in which more may appear: all that were listed, or should have been. `closed`
+    gets those of them that can't be listed or entered: what is in them is not named.
     """
     if os.path.isdir(pattern):
         pattern = str(Path(glob.escape(pattern)) / "*")
     parts = Path(pattern).parts
     visited = set() if directories is None else directories
+    refused = set() if closed is None else closed
     if _ANY_DEPTH not in parts:
-        if directories is not None:
-            directories.update(_listed(parts))
+        if directories is not None or closed is not None:
+            _note_listed(parts, visited, refused)
         return glob.iglob(pattern)
     # glob itself walks in circles where a link leads to a directory above it.
     depth = parts.index(_ANY_DEPTH)
-    visited.update(_listed(parts[: depth + 1]))
+    _note_listed(parts[: depth + 1], visited, refused)
     roots = glob.iglob(str(Path(*parts[:depth]))) if depth else (".",)
-    return (n for root in roots for n in _files_below(root, (), parts[depth:], _above(root), visited))
+    return (
+        name
+        for root in roots
+        for name in _files_below(root, (), parts[depth:], _above(root), visited, refused)
+    )
 
 
 def named_files(patterns: Sequence[str]) -> list[str]:
     """The regular files that globs and directories name now, in order, one with several names once.
 
-    UsageError for a pattern that can't ever match.
+    UsageError for a pattern that can't ever match; StorageError for what can't be looked at.
     """
     check_patterns(patterns)
-    return [seen.name for seen in find(patterns, unreadable=lambda *_: None)]
+    return [seen.name for seen in find(patterns)]
 
 
 def may_match(patterns: Sequence[str], name: str) -> bool:
@@ -241,15 +256,24 @@ def _fixed_part(pattern: str) -> str:
     return str(Path(*parts)) if parts else "."
 
 
-def _listed(parts: Sequence[str]) -> Iterator[str]:
-    """The directories that are listed for a pattern without `**` but at its end."""
+def _note_listed(parts: Sequence[str], listed: set[str], closed: set[str]) -> None:
+    """The directories that are listed for a pattern without `**` but at its end, also one that is not there
+    yet; and those that can't be entered or, where there is something to choose from, listed."""
     wild = (n for n, part in enumerate(parts) if glob.has_magic(part))
     for depth in range(next(wild, len(parts) - 1), len(parts)):
         above = str(Path(*parts[:depth]))
-        if glob.has_magic(above):
-            yield from filter(os.path.isdir, glob.iglob(above))
-        else:
-            yield above  # though it may not be there yet
+        found = filter(os.path.isdir, glob.iglob(above)) if glob.has_magic(above) else (above,)
+        wanted = os.X_OK | (os.R_OK if glob.has_magic(parts[depth]) else 0)
+        for directory in found:
+            listed.add(directory)
+            if os.path.isdir(directory) and not os.access(directory, wanted):
+                closed.update(_meant(directory))
+
+
+def _meant(directory: str) -> Iterator[str]:
+    """Itself, but for the one that each file system of Linux has for its own use, closed to others."""
+    if os.path.basename(directory) != "lost+found":
+        yield directory
 
 
 def _above(directory: str) -> frozenset[tuple[int, int]]:
@@ -268,12 +292,15 @@ def _files_below(
     pattern: tuple[str, ...],
     above: frozenset[tuple[int, int]],
     visited: set[str],
+    closed: set[str],
 ) -> Iterator[str]:
     """What is no directory and matches; `path`, `above`: names and identities of directories passed."""
     try:
         status = os.stat(directory)
         entries = list(os.scandir(directory))
     except OSError:
+        if os.path.isdir(directory):  # else it went this moment
+            closed.update(_meant(directory))
         return
     identity = status.st_dev, status.st_ino
     if identity in above:
@@ -285,7 +312,7 @@ def _files_below(
         if entry.name.startswith(".") and not hidden:
             continue
         if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
-            yield from _files_below(entry.path, inner, pattern, above | {identity}, visited)
+            yield from _files_below(entry.path, inner, pattern, above | {identity}, visited, closed)
         elif glob_matches(pattern, inner):
             yield entry.path
 
@@ -369,12 +396,14 @@ def find(
     """The regular files that match the globs (`**` works), by name; a directory means the files in it.
 
     A pattern may match nothing yet; a file with several names counts once. Archives are not opened.
-    `unreadable` is told name and reason of a file that can't be looked at, and the rest goes on; without it
-    that is a StorageError. `directories` gets those in which more files may appear.
+    `unreadable` is told name and reason of a file or a directory that can't be looked at, and the rest goes
+    on; without it that is a StorageError. `directories` gets those in which more files may appear.
     """
     names: set[str] = set()
+    closed: set[str] = set()
     for pattern in patterns:
-        names.update(matching_files(pattern, directories))
+        names.update(matching_files(pattern, directories, closed))
+    refused = dict.fromkeys(sorted(closed), os.strerror(errno.EACCES))
     distinct: dict[Identity, SeenFile] = {}
     for name in sorted(names):
         try:
@@ -382,16 +411,18 @@ def find(
         except FileNotFoundError:
             continue  # deleted since the listing
         except OSError as error:
-            reason = f"{name} cannot be read ({error.strerror}); see to its permissions"
-            if unreadable is None:
-                raise StorageError(reason) from error
-            unreadable(name, reason)
+            refused[name] = error.strerror or str(error)
             continue
         if stat.S_ISREG(status.st_mode):
             source = status.st_dev, status.st_ino
             changed_ns, modified_ns = status.st_ctime_ns, status.st_mtime_ns
             seen = SeenFile(name, name, *source, status.st_size, changed_ns, source, modified_ns)
             distinct.setdefault(source, seen)
+    for name, why in refused.items():
+        reason = f"{name} cannot be read ({why}); see to its permissions"
+        if unreadable is None:
+            raise StorageError(reason)
+        unreadable(name, reason)
     return list(distinct.values())
 
 

@@ -86,11 +86,12 @@ class Tls:
         return context
 
 
-def load_tls(cert: Path, key: Path, ca: Path, name: str = "") -> Tls:
+def load_tls(cert: str | Path, key: str | Path, ca: str | Path, name: str = "") -> Tls:
     """The files, once this node was able to shake hands with itself by them. Raises SettingsError.
 
     `name`: one that the certificate must carry, as every other of the system; empty: none is asked for.
     """
+    cert, key, ca = Path(cert), Path(key), Path(ca)
     for setting, path in (("cert", cert), ("key", key), ("ca", ca)):
         try:
             path.open("rb").close()

@@ -213,3 +213,17 @@ def test_a_joined_line_is_the_foreign_one_byte_for_byte_whatever_its_logs_are_na
     done = photon(*join_arguments(logs, out))
     assert (done.returncode, json.loads(done.stdout)["lost_bytes"]) == (1, 2 * len(b'{"id":"e","prim'))
     assert r"e\xe9.jsonl was deleted before it was read: 15 bytes of it are lost" in done.stderr
+
+
+def test_logs_without_a_line_of_events_do_not_look_like_a_job_done(tmp_path, refused):
+    """A mistyped path, and one array without a newline."""
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": T0}])
+    (logs / "clicks").mkdir()
+    assert f"no foreign log matches '{logs / 'clicks'}'" in refused(*join_arguments(logs, out))
+    (logs / "clicks" / "c.json").write_text('[{"id": "c", "primary_id": "q", "ts_us": 1}]')
+    done = photon(*join_arguments(logs, out))
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["foreign_events"], summary["joined"]) == (1, 0, 0)
+    assert summary["unended_files"] == [f"{logs}/clicks/c.json"]
+    assert "no foreign event was read" in done.stderr

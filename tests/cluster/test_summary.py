@@ -65,3 +65,13 @@ def test_the_fates_of_a_datacenter_add_up_or_it_is_said():
     assert (row["adds_up"], row["foreign_events"], row["fates"]["pending"]) == (True, 10, 3)
     assert not fates_of(status("east", 10, pending=2, joined=6, malformed=1))["adds_up"]
     assert not fates_of(status("east", 10, pending=-1, joined=10, malformed=1))["adds_up"]
+
+
+def test_what_one_datacenter_has_settled_is_not_pending_because_another_has_not_read_it():
+    """West is new, or the logs were gone when it came."""
+    east = ledger(51, joined=31, unjoinable=10, malformed=10)
+    counts = merge_fates([east, ledger(1, duplicate=1)], joined=31)
+    assert (counts["foreign_events"], counts["joined"], counts["pending"]) == (51, 31, 0)
+    assert (counts["unjoinable"], counts["malformed"]) == (10, 10)
+    waits = ledger(53, joined=31, unjoinable=10, malformed=10)
+    assert merge_fates([waits, ledger(1, duplicate=1)], joined=31)["pending"] == 2

@@ -1,5 +1,6 @@
 """CSV and Parquet: each row of a whole file is an event, once, with the values that it has."""
 
+import contextlib
 import datetime
 import decimal
 import gzip
@@ -14,6 +15,7 @@ from photon.connect.ports import Fields, State
 from photon.connect.sample import sampled
 from photon.connect.uris import make_source
 from photon.core.errors import UnavailableError, UsageError
+from tests.waiting import wait_until
 
 FIELDS = Fields(("id", "primary_id"), "ts", "ms")
 
@@ -53,6 +55,40 @@ def test_a_time_that_is_text_stays_so(tmp_path):
     of_text = Fields(("id",), "ts", "rfc3339")
     path.write_text("id,ts\n1,20240501\n", "utf-8")
     assert read(path, fields=of_text)[0][str(path)] == [{"id": "1", "ts": "20240501"}]
+
+
+def test_a_time_that_is_none_changes_no_other_row(tmp_path):
+    path = tmp_path / "a.csv"
+    times = [str(1_764_400_000_123_456_700 + row) for row in range(1_000)]
+    given = {3: "n/a", 500: "1764400000.5", 501: "", 999: "99999999999999999999"}
+    lines = [f"{row},{given.get(row, time)}\n" for row, time in enumerate(times)]
+    path.write_text("id,ts\n" + "".join(lines), "utf-8")
+    events, last = read(path)
+    assert last == {str(path): 999}
+    wanted = {**dict(enumerate(map(int, times))), 3: "n/a", 500: 1764400000.5, 501: None, 999: 1e20}
+    assert [event["ts"] for event in events[str(path)]] == list(wanted.values())
+    assert [event["id"] for event in events[str(path)]] == list(map(str, range(1_000)))
+
+
+def test_a_file_that_is_none_holds_up_no_other(tmp_path):
+    (tmp_path / "a.csv").write_text("id,ts\n1,2\n3\n")
+    source = make_source(str(tmp_path / "*.csv"), FIELDS)
+    source.open({}, drain=False)
+    with pytest.raises(UnavailableError, match="a.csv"):
+        source.read(0.0)
+    (tmp_path / "b.csv").write_text("id,ts\n4,5\n")
+    found = []
+
+    def came():
+        with contextlib.suppress(UnavailableError):
+            found.extend(line for batch in source.read(0.1) for line in batch.lines.splitlines())
+        return found
+
+    wait_until(came, 10.0)
+    assert [json.loads(line) for line in found] == [{"id": "4", "ts": 5}]
+    (tmp_path / "a.csv").unlink()
+    wait_until(lambda: source.read(0.0) or source.state() is State.IDLE, 10.0)
+    source.close()
 
 
 def test_csv_may_be_packed_and_have_another_delimiter(tmp_path):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from photon.core.errors import UsageError
+from photon.core.errors import StorageError, UsageError
 from photon.logs.files import (
     Chunk,
     FileState,
@@ -77,6 +77,30 @@ def test_links_that_lead_in_circles_are_not_followed_round(tmp_path):
     seen = find([f"{tmp_path}/**/*.x"], lambda name, _: unreadable.append(name))
     assert [file.name for file in seen] == [f"{tmp_path}/d/a.x"]
     assert unreadable == [f"{tmp_path}/d/itself.x"]
+
+
+@pytest.mark.parametrize("pattern", ["*/a.x", "*/*", "**", "**/a.x", "closed", "closed/a.x", "closed/*.x"])
+def test_a_directory_that_can_not_be_looked_into_is_told_of(tmp_path, pattern, monkeypatch):
+    """For a user who is not root; the tests may be run by root, to whom no directory is closed."""
+    for name in ("open", "closed", "lost+found"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.x").touch()
+    closed = {f"{tmp_path}/closed", f"{tmp_path}/lost+found"}
+    real_access, real_scandir = os.access, os.scandir
+
+    def scandir(path):
+        if path in closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real_scandir(path)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in closed and real_access(path, mode))
+    monkeypatch.setattr(os, "scandir", scandir)
+    told: dict[str, str] = {}
+    find([f"{tmp_path}/{pattern}"], told.__setitem__)
+    assert list(told) == [f"{tmp_path}/closed"]
+    assert f"{tmp_path}/closed cannot be read (Permission denied)" in told[f"{tmp_path}/closed"]
+    with pytest.raises(StorageError, match="closed cannot be read"):
+        named_files([f"{tmp_path}/{pattern}"])
 
 
 def test_a_glob_may_match_nothing_but_its_directory_must_be_there(tmp_path):

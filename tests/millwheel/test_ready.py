@@ -99,6 +99,20 @@ def test_an_answer_at_the_very_moment_is_decided_once():
     assert bench.lines("out") == []
 
 
+def test_an_answer_after_the_end_is_none_though_it_is_read_before_it():
+    """As in a backlog, where the low watermark has still to come; and the first of several answers counts."""
+    topology = with_one(
+        Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
+    )
+    bench = Bench(topology)
+    for name in "ab":
+        bench.send("shown", {"id": name, "ts": 0})
+        bench.send("clicks", {"of": name, "ts": 60 * SECOND})
+    bench.send("clicks", {"of": "b", "ts": 30 * SECOND - 1})
+    bench.watermark(NEVER)
+    assert [one["id"] for one in bench.lines("out")] == ["a"]
+
+
 def test_attribution():
     topology = with_one(
         Attribution("out", "touches", 10),
