@@ -70,9 +70,9 @@ def command(
     from photon.core.errors import UsageError
     from photon.core.settings import forgetting, parse_settings, read_document
     from photon.dev.checks import print_dev_summary
-    from photon.dev.doings import Doings
+    from photon.dev.doings import Doings, Outage
     from photon.dev.plan import named_replicas
-    from photon.dev.run import DevJob, Outage, run_dev
+    from photon.dev.run import DevJob, run_dev
     from photon.dev.view import View
 
     document = forgetting(read_document(config))
@@ -92,10 +92,9 @@ def command(
     if work is None:
         work = Path(settings.system.work) if described else out / ".photon"
     replicas = len(settings.replicas) or named_replicas(document)
-    view, doings, watch = View(as_json), None, None
+    view, doings, watch = View(as_json), Doings(outage), None
     wheel = work / "millwheel" if millwheel else None
     if console and is_installed():
-        doings = Doings()
         watch = watch_of(listen, view.notice, doings, wheel)
     elif console:
         view.notice(f"no page shows this run: {MISSING}")
@@ -105,7 +104,6 @@ def command(
         settings,
         replicas,
         datacenters=datacenters or 2,
-        outage=outage,
         doings=doings,
         watch=watch,
         wheel=wheel,
