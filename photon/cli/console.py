@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,8 +46,6 @@ def command(
     """
     if not is_installed():
         raise UsageError(MISSING)
-    from functools import partial
-
     from photon.cluster.registry_access import notice
     from photon.cluster.wheels import ask
     from photon.console.server import Console, replaying
@@ -91,8 +90,6 @@ def watch_of(
     wheel: Path | None = None,
 ) -> "Watch":
     """A console for a run; on any port where the default one is taken. `doings`, `wheel`: of `photon dev`."""
-    from functools import partial
-
     from photon.cluster.wheels import ask
     from photon.console.server import Console, replaying
     from photon.dev.doings import ACTIONS

@@ -121,6 +121,12 @@ class Topology:
     run: str = ""
     """Of one on this machine, whose ports are another's when it has ended."""
 
+    @property
+    def datacenters(self) -> list[str]:
+        """Those with a pipeline first."""
+        names = [p.datacenter for p in self.pipelines] + [r.datacenter for r in self.replicas]
+        return list(dict.fromkeys(filter(None, names)))
+
     def network(self, datacenter: str) -> Network:
         """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
         return replace(network_of(self.settings, datacenter), run=self.run)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from dispatcher.client import DispatcherClient
 from photon.cluster.dead_letters import FATES, Filter, count_letters, read_letters
 from photon.cluster.explain import Asked, explain, joined_lines
-from photon.cluster.statuses import Sample, Status, fates_of, whole
+from photon.cluster.statuses import Sample, Status
 from photon.cluster.told import groups_of, line_of, verdict
 from photon.cluster.topology import Pipeline, Topology
 from photon.console.history import History
@@ -67,19 +67,18 @@ class Pages:
             self._history.add(sample, time.time())
             self._sample, self._why_silent = sample, dict(why_silent)
 
-    def _look(self) -> tuple[Sample, dict[str, dict[str, Any]]]:
+    def _look(self) -> Sample:
         with self._lock:
             sample = self._sample
         if sample is None:
             raise UnavailableError("no process was asked yet; again in a moment")
-        rows = whole(sample.of("dispatcher"))
-        return sample, {row["datacenter"]: fates_of(row) for row in rows}
+        return sample
 
     def now(self, query: Query) -> dict[str, Any]:
         """{verdict, well, fates, history, processes, datacenters, links, checks, acts}; of the history
         what is after ?after, in seconds since 1970."""
-        sample, fates = self._look()
-        said = verdict(sample, fates)
+        sample = self._look()
+        said = verdict(sample)
         with self._lock:
             history = self._history.told(_number(query.get("after", "")))
             why = dict(self._why_silent)
@@ -87,7 +86,7 @@ class Pages:
         return {
             "verdict": said,
             "well": said.startswith("all well"),
-            "fates": fates,
+            "fates": sample.fates(),
             "history": history,
             "processes": {
                 name: f"does not answer ({why.get(name, 'no answer yet')})"
@@ -95,13 +94,7 @@ class Pages:
                 else line_of(status)
                 for name, status in sample.statuses.items()
             },
-            "datacenters": {
-                name: down.get(name, "up")
-                for name in dict.fromkeys(
-                    [p.datacenter for p in self._topology.pipelines]
-                    + [replica.datacenter for replica in self._topology.replicas if replica.datacenter]
-                )
-            },
+            "datacenters": {name: down.get(name, "up") for name in self._topology.datacenters},
             "links": self._links(),
             "checks": self._checks(),
             "acts": list(self._acts),
@@ -137,7 +130,7 @@ class Pages:
     def waiting(self, _: Query) -> dict[str, Any]:
         """{datacenters: {name: {waiting, bytes, paused, behind, unended, primary_logs, ages, tries, next,
         silent}}}: `ages`, `tries` and `next` of the WAITING_SHOWN that are tried next."""
-        sample, _fates = self._look()
+        sample = self._look()
         return {"datacenters": {p.datacenter: self._waits(p, sample) for p in self._topology.pipelines}}
 
     def _waits(self, pipeline: Pipeline, sample: Sample) -> dict[str, Any]:
@@ -211,13 +204,13 @@ class Pages:
 
     def registry(self, _: Query) -> dict[str, Any]:
         """{replicas: what each says, or None; quorum}"""
-        sample, _fates = self._look()
+        sample = self._look()
         replicas = {name: one for name, one in sample.statuses.items() if name.startswith("registry")}
         return {"replicas": replicas, "quorum": sample.has_quorum()}
 
     def members(self, _: Query) -> dict[str, Any]:
         """{groups, processes: {name: what it says}}: who has which shares."""
-        sample, _fates = self._look()
+        sample = self._look()
         rest = {name: one for name, one in sample.statuses.items() if not name.startswith("registry")}
         return {
             "groups": dict(groups_of(sample)),

@@ -70,7 +70,7 @@ def test_two_pipelines_are_in_two_regions_and_each_reads_its_own_logs(plan, tmp_
 
 def test_the_processes_of_a_datacenter_are_known_by_its_name(plan, tmp_path):
     cluster = LocalCluster(plan(), tmp_path / "work", FreshLauncher())
-    assert cluster.datacenters() == ["east", "west", "east-2", "west-2", "central"]
+    assert cluster.topology.datacenters == ["east", "west", "east-2", "west-2", "central"]
     assert cluster.processes_of("east") == [
         "registry-r0", "eventstore-east", "joiner-east", "dispatcher-east"
     ]  # fmt: skip
