@@ -262,7 +262,8 @@ def deploy(work: Path) -> None:
     click.echo("deployed")
 
 
-# Ready-made: each names a topology of millwheel.ready.topologies, with its arguments, and runs it.
+# Ready-made: each names a topology of millwheel.ready.topologies and runs it. Options that one alone has
+# are arguments of its topology.
 
 
 def _lasts(name: str, argument: str, text: str, **given: Any) -> Callable[[_Command], _Command]:
@@ -310,8 +311,10 @@ def _run_ready(
     late: str,
     out: Path | None,
     work: Path,
-    given: dict[str, Any],
-    **running: Any,
+    workers: int,
+    follow: bool,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """`logs`: paths and time field by argument; `given`: the arguments that only this topology has."""
     from photon.cluster.begun import READY
@@ -321,7 +324,7 @@ def _run_ready(
         for argument, (paths, time) in logs.items()
     }
     arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
-    return _run(f"{READY}{name} {json.dumps(arguments)}", work, **running)
+    return _run(f"{READY}{name} {json.dumps(arguments)}", work, workers, follow, as_json)
 
 
 @group.command("windows")
@@ -330,12 +333,9 @@ def _run_ready(
 @_lasts("--window", "length_s", "Length of a window.", required=True)
 @_lasts("--every", "every_s", "A window begins so often.  [default: where the one before ends]")
 @_ready
-def windows(
-    paths: Sequence[str], key: str, length_s: float, every_s: float | None, time: str, **run: Any
-) -> int:
+def windows(paths: Sequence[str], time: str, **options: Any) -> int:
     """Count the lines of each key by window, tumbling or sliding."""
-    given = {"key": key, "length_s": length_s, "every_s": every_s}
-    return _run_ready("windows", {"logs": (paths, time)}, given=given, **run)
+    return _run_ready("windows", {"logs": (paths, time)}, **options)
 
 
 @group.command("sessions")
@@ -343,9 +343,9 @@ def windows(
 @_KEY
 @_lasts("--gap", "gap_s", "Lines of a key with less between them are one session.", required=True)
 @_ready
-def sessions(paths: Sequence[str], key: str, gap_s: float, time: str, **run: Any) -> int:
+def sessions(paths: Sequence[str], time: str, **options: Any) -> int:
     """Find the sessions of each key: first line, last line, number of lines."""
-    return _run_ready("sessions", {"logs": (paths, time)}, given={"key": key, "gap_s": gap_s}, **run)
+    return _run_ready("sessions", {"logs": (paths, time)}, **options)
 
 
 @group.command("zeitgeist")
@@ -360,19 +360,9 @@ def sessions(paths: Sequence[str], key: str, gap_s: float, time: str, **run: Any
 )
 @click.option("--row", default=3, show_default=True, help="Odd windows in a row that are an anomaly.")
 @_ready
-def zeitgeist(
-    paths: Sequence[str],
-    key: str,
-    length_s: float,
-    learn: int,
-    sigmas: float,
-    row: int,
-    time: str,
-    **run: Any,
-) -> int:
+def zeitgeist(paths: Sequence[str], time: str, **options: Any) -> int:
     """Find keys that spike or dip: more or fewer lines than their own past lets expect."""
-    given = {"key": key, "length_s": length_s, "learn": learn, "sigmas": sigmas, "row": row}
-    return _run_ready("zeitgeist", {"logs": (paths, time)}, given=given, **run)
+    return _run_ready("zeitgeist", {"logs": (paths, time)}, **options)
 
 
 @group.command("unmatched")
@@ -384,25 +374,17 @@ def zeitgeist(
 @_lasts("--after", "after_s", "How long an answer may take.", required=True)
 @_ready
 def unmatched(
-    asking: Sequence[str],
-    answers: Sequence[str],
-    asking_key: str,
-    answer_key: str,
-    answer_time: str | None,
-    after_s: float,
-    time: str,
-    **run: Any,
+    asking: Sequence[str], answers: Sequence[str], answer_time: str | None, time: str, **options: Any
 ) -> int:
     """Find the lines that had no answer in time."""
     logs = {"asking": (asking, time), "answers": (answers, answer_time or time)}
-    given = {"asking_key": asking_key, "answer_key": answer_key, "after_s": after_s}
-    return _run_ready("unmatched", logs, given=given, **run)
+    return _run_ready("unmatched", logs, **options)
 
 
 @group.command("attribution")
 @_globs("--touches", "touches", "Logs of touches (clicks)")
 @_globs("--conversions", "conversions", "Logs of conversions (purchases)")
-@_field("--key", "key", "Whose they are (a user), in a touch.")
+@_field("--key", "touch_key", "Whose they are (a user), in a touch.")
 @_field(
     "--conversion-key", "conversion_key", "The same in a conversion.  [default: as --key]", required=False
 )
@@ -412,17 +394,15 @@ def unmatched(
 def attribution(
     touches: Sequence[str],
     conversions: Sequence[str],
-    key: str,
     conversion_key: str | None,
     conversion_time: str | None,
-    lookback_s: float,
     time: str,
-    **run: Any,
+    **options: Any,
 ) -> int:
     """Give each conversion the last touch of the same key before it."""
     logs = {"touches": (touches, time), "conversions": (conversions, conversion_time or time)}
-    given = {"touch_key": key, "conversion_key": conversion_key or key, "lookback_s": lookback_s}
-    return _run_ready("attribution", logs, given=given, **run)
+    options["conversion_key"] = conversion_key or options["touch_key"]
+    return _run_ready("attribution", logs, **options)
 
 
 _MISSING: Final = {
