@@ -24,7 +24,7 @@ from photon.logs.files import check_patterns, glob_matches, matching_files
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
-_MARK: Final = "run"
+MARK: Final = "run"
 """In the joined logs of each output: whose they are."""
 
 
@@ -99,7 +99,7 @@ def check_outputs(out: Path, work: Path, roots: Sequence[str]) -> None:
                     raise SettingsError(f"joiner.output_roots: {where}; name one outside")
         trees[root] = tree
         for above in tree.parents:
-            if above.name == "joined" and os.path.isfile(above / _MARK):
+            if above.name == "joined" and os.path.isfile(above / MARK):
                 raise SettingsError(
                     f"{root} lies within the joined logs of another run, {above.parent}; name one outside"
                 )
@@ -166,8 +166,8 @@ def check_same_run(
     `joiners`: datacenter -> how many run there; `joined_lines`: in the output. SettingsError, UsageError,
     CorruptStateError, StorageError.
     """
-    path, mark = work / "run.json", out / "joined" / _MARK
-    marks = {root: Path(root) / "joined" / _MARK for root in settings.joiner.output_roots}
+    path, mark = work / "run.json", out / "joined" / MARK
+    marks = {root: Path(root) / "joined" / MARK for root in settings.joiner.output_roots}
     runs = {"datacenters": list(joiners), "joiners": dict(joiners)}
     now = {
         "registry.shards": settings.registry.shards,
