@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.options import config_option, json_flag, logs_option, path_option, work_option
+from photon.cli.options import config_option, json_flag, logs_option, path_option, run_in, work_option
 from photon.cluster.registry_access import Named, asked_registry, notice
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
@@ -79,8 +79,8 @@ def command(
 
     if not _NAME.fullmatch(datacenter):
         raise UsageError(f"--datacenter '{datacenter}': letters, digits, '.', '_' and '-' only")
-    if work is None and addresses is None and (out / ".photon" / "topology.json").exists():
-        work = out / ".photon"
+    if work is None and addresses is None:
+        work = run_in(out)
     settings = _settings(config, work)
     place = Place(out, datacenter)
     written = (
