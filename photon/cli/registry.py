@@ -25,14 +25,6 @@ TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.2
 
 
-class ReshardError(PhotonError):
-    """The new number of shards was not adopted; nothing has changed."""
-
-
-class ReplaceError(PhotonError):
-    """The replacement is not done yet; it goes on."""
-
-
 @click.command("reshard")
 @click.argument("shards", type=click.IntRange(1, 4096))
 @click.option(
@@ -65,7 +57,7 @@ def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
             )
         )
     if not result.adopted:
-        raise ReshardError(f"not adopted, nothing has changed: {result.why}")
+        raise PhotonError(f"not adopted, nothing has changed: {result.why}")
     if not as_json:
         click.echo(
             f"{shards} shards for events from {show_time(result.start_us)} on (version {result.version})"
@@ -186,7 +178,7 @@ def _wait_until_gone(client: "RegistryClient", name: str, wait: float) -> None:
             click.echo(f"done: the replicas are {', '.join(sorted(r.name for r in directory.replicas))}")
             return
         if time.monotonic() > deadline:
-            raise ReplaceError(f"{name} is not gone after {wait:g} s; does the one that takes its place run?")
+            raise PhotonError(f"{name} is not gone after {wait:g} s; does the one that takes its place run?")
         time.sleep(_POLL_S)
 
 
