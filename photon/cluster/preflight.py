@@ -32,8 +32,17 @@ _WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.pat
 """A link may lead from a pattern to the output, or from the output into a pattern."""
 
 
-def check_run(patterns: Sequence[str], out: Path, work: Path, settings: Settings) -> None:
-    """What is wrong with any run that reads logs like these and writes there. UsageError, SettingsError."""
+def check_run(
+    primary: Sequence[str], foreign: Sequence[str], out: Path, work: Path, settings: Settings
+) -> list[str]:
+    """What is wrong with any run that reads these logs, or other sources, and writes there: nobody is waited
+    for. The patterns of those that are logs. UsageError, SettingsError."""
+    for side, texts in (("primary", primary), ("foreign", foreign)):
+        for text in filter(is_source, texts):
+            make_source(text, fields_of(settings, side)).close()
+    for text in settings.joiner.sinks:
+        make_sink(text, "check").close()
+    patterns = [text for text in (*primary, *foreign) if not is_source(text)]
     roots = settings.joiner.output_roots
     check_names([*patterns, str(out.absolute()), str(work.absolute()), *roots])
     check_patterns(patterns)
@@ -42,15 +51,7 @@ def check_run(patterns: Sequence[str], out: Path, work: Path, settings: Settings
         from joiner.adapter import load_adapter
 
         load_adapter(settings.adapter.use)
-
-
-def check_sources(settings: Settings, primary: Sequence[str], foreign: Sequence[str]) -> None:
-    """UsageError for what names a source or a sink that can't be: nobody is waited for."""
-    for side, texts in (("primary", primary), ("foreign", foreign)):
-        for text in filter(is_source, texts):
-            make_source(text, fields_of(settings, side)).close()
-    for text in settings.joiner.sinks:
-        make_sink(text, "check").close()
+    return patterns
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -28,7 +28,6 @@ from photon.cluster.preflight import (
     check_matches,
     check_run,
     check_same_run,
-    check_sources,
 )
 from photon.cluster.registry_replicas import clear_unfounded, members_of, replacing
 from photon.cluster.roles import ROLES
@@ -327,9 +326,7 @@ def join(
     settings = replace(settings, joiner=joiner)
     names, roots = DATACENTER_NAMES[:datacenters], settings.joiner.output_roots
     primary, foreign, piped = _with_stdin(primary, foreign, work)
-    check_sources(settings, primary, foreign)
-    logs = [one for one in (*primary, *foreign) if not is_source(one)]
-    check_run(logs, out, work, settings)
+    logs = check_run(primary, foreign, out, work, settings)
     if not follow and piped != "primary" and not any(map(is_source, primary)):
         check_matches(primary)
     check_apart(logs, out, work, names, roots)

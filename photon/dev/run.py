@@ -19,13 +19,11 @@ from photon.cluster.preflight import (
     check_leaders,
     check_run,
     check_same_run,
-    check_sources,
 )
 from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.run import STALL_S, Ground, RunLoop, Watch, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
-from photon.connect.uris import is_source
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
@@ -275,9 +273,7 @@ def _check(job: DevJob) -> None:
         raise UsageError(
             "--primary and --foreign go together: existing logs of both, or none for generated ones"
         )
-    check_sources(job.settings, job.primary, job.foreign)
-    logs = [one for one in (*job.primary, *job.foreign) if not is_source(one)]
-    check_run(logs, job.out, job.work, job.settings)
+    check_run(job.primary, job.foreign, job.out, job.work, job.settings)
     check_directories((job.out, job.work, *map(Path, job.settings.joiner.output_roots)))
 
 
