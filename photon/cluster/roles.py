@@ -170,7 +170,7 @@ def _end(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> None:
+def watch_expiry(tls: Tls | None) -> None:
     """Complain in the log, now and every few hours, once the certificate that was loaded ends soon: a newer
     file counts after a restart only."""
     if tls is None:
@@ -179,7 +179,7 @@ def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> Non
 
     def watch() -> None:
         while True:
-            complaint = expiry_complaint(tls, now_s())
+            complaint = expiry_complaint(tls, time.time())
             if complaint is not None:
                 log.warning("%s", complaint)
             time.sleep(LOOK_EVERY_S)
