@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from photon.cli.options import path_option, system_options
+from photon.cluster.registry_access import notice
 from photon.cluster.topology import Topology, find_system
 from photon.core.errors import UsageError
 
@@ -46,7 +47,6 @@ def command(
     """
     if not is_installed():
         raise UsageError(MISSING)
-    from photon.cluster.registry_access import notice
     from photon.cluster.wheels import ask
     from photon.console.server import Console, replaying
 

@@ -11,10 +11,15 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from millwheel.topology import Late, Unit
+from millwheel.topology import Late, Unit, load_topology
 from photon.cli.history import history, live_on_spark, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
+from photon.cluster.supervisor import die_with_parent
+from photon.cluster.topology import network_of
+from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
+from photon.core.settings import Settings, load_settings
+from photon.core.signals import on_signals
 
 
 @click.group("millwheel")
@@ -64,7 +69,6 @@ def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **
 
 def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """`more`: stores, history, machine and config, as of WheelRun."""
-    from photon.cluster.supervisor import die_with_parent
     from photon.cluster.wheels import WheelRun
 
     die_with_parent()  # of `photon dev`
@@ -110,12 +114,7 @@ def worker(
 ) -> None:
     """One process of a run."""
     from millwheel.links import Ways
-    from millwheel.topology import load_topology
     from millwheel.worker import Worker, store_of
-    from photon.cluster.supervisor import die_with_parent
-    from photon.cluster.topology import network_of
-    from photon.core.clock import SystemClock
-    from photon.core.settings import load_settings
 
     die_with_parent()
     logging.basicConfig()
@@ -135,13 +134,7 @@ def worker(
 def receiver(topology: str, work: Path, injector: str) -> None:
     """The process of a run that is pushed to."""
     from millwheel.push import PushedLogs, PushServer
-    from millwheel.topology import load_topology
     from millwheel.worker import pushed_logs
-    from photon.cluster.supervisor import die_with_parent
-    from photon.cluster.topology import network_of
-    from photon.core.clock import SystemClock
-    from photon.core.settings import Settings
-    from photon.core.signals import on_signals
 
     die_with_parent()
     logging.basicConfig()
@@ -163,8 +156,6 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
     Of a file only what this producer has not pushed yet, each line once, whatever happened to a former push.
     """
     from millwheel.push import Pusher
-    from photon.cluster.topology import network_of
-    from photon.core.settings import load_settings
 
     with Pusher(address, producer, network_of(load_settings(config))) as pusher:
         start = pusher.number
@@ -184,7 +175,6 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
 def check(topology: str) -> None:
     """Load a topology, and say what it does."""
     from millwheel.testing import Bench
-    from millwheel.topology import load_topology
 
     found = load_topology(topology)
     Bench(found)  # what a worker would refuse is refused here

@@ -9,12 +9,13 @@ import click
 
 from photon.cli.options import config_option, json_flag, logs_option, path_option, work_option
 from photon.cluster.preflight import MARK
+from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.statuses import working
 from photon.cluster.topology import Topology, read_topology, settings_of
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
-from spark.options import SparkOptions, scan_timeout_option, spark_options
+from spark.options import SparkOptions, check_requirements, scan_timeout_option, spark_options
 
 
 @click.command("recover")
@@ -64,9 +65,6 @@ def command(
 
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
-    from photon.cluster.registry_access import Named, asked_registry
-    from spark.options import check_requirements
-
     topology = None if work is None else _topology(work)
     settings = settings_of(config, topology, work)  # read otherwise, events seem lost
     if topology is not None:

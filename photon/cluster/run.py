@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from dispatcher.workers import check_workers
 from joiner.output_files import count_joined
 from photon.cluster.ledgers import ledger_of
 from photon.cluster.local_cluster import LocalCluster, on_free_ports, placed, unlisted_files
@@ -213,8 +214,6 @@ def running(
 
     `renew`: replicas that lost their disks are replaced.
     """
-    from dispatcher.workers import check_workers
-
     topology = cluster.topology
     for pipeline in topology.pipelines:
         check_workers(pipeline.home("dispatcher"), len(pipeline.dispatchers))
