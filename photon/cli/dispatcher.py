@@ -94,8 +94,9 @@ def _where(
     pipelines = topology.pipelines if datacenter is None else [topology.pipeline(datacenter)]
     if not pipelines:
         raise UsageError(f"{config} names no dispatchers: add [datacenters.NAME]")
-    places = [(p.home("dispatcher"), topology.foreign_of(p), topology.shares_of(p)) for p in pipelines]
-    return topology.settings, places
+    return topology.settings, [
+        (p.home("dispatcher"), topology.patterns_of(p, "foreign"), topology.shares_of(p)) for p in pipelines
+    ]
 
 
 def _of_new_run(

@@ -34,13 +34,7 @@ from photon.cluster.registry_replicas import clear_unfounded, members_of, replac
 from photon.cluster.roles import ROLES
 from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
 from photon.cluster.supervisor import Launcher
-from photon.cluster.topology import (
-    DATACENTER_NAMES,
-    JOINER_FILES,
-    REGISTRY,
-    Topology,
-    unplaced,
-)
+from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, REGISTRY, Topology, unplaced
 from photon.connect.stdin import STDIN, copy_stdin, follow_stdin, pattern_of
 from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock

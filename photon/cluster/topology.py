@@ -188,14 +188,8 @@ class Topology:
         found = self.processes(role)
         return _named(found, [process.name for process in found], name, kind)
 
-    def primary_of(self, pipeline: Pipeline) -> list[str]:
-        """Patterns of its log files, the copies of sources among them."""
-        return self._patterns(pipeline, "primary")
-
-    def foreign_of(self, pipeline: Pipeline) -> list[str]:
-        return self._patterns(pipeline, "foreign")
-
-    def _patterns(self, pipeline: Pipeline, side: str) -> list[str]:
+    def patterns_of(self, pipeline: Pipeline, side: str) -> list[str]:
+        """Patterns of its log files of a side, the copies of sources among them."""
         return patterns_of(pipeline.home("importer"), side, self._logs(pipeline, side))
 
     def shares_of(self, pipeline: Pipeline) -> int:

@@ -13,17 +13,12 @@ from typing import Any, Final
 
 from photon.cluster.begun import READY
 from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
-from photon.cluster.preflight import (
-    check_apart,
-    check_directories,
-    check_leaders,
-    check_run,
-    check_same_run,
-)
+from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
 from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.run import STALL_S, Ground, RunLoop, Watch, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
+from photon.connect.importer import SIDES
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
@@ -286,7 +281,7 @@ def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
             "sections out, or name your own logs with --primary and --foreign"
         )
     names = [pipeline.datacenter for pipeline in topology.pipelines]
-    patterns = [p for one in topology.pipelines for p in topology.primary_of(one) + topology.foreign_of(one)]
+    patterns = [text for p in topology.pipelines for side in SIDES for text in topology.patterns_of(p, side)]
     check_apart(patterns, job.out, job.work, names, settings.joiner.output_roots)
     joiners = {pipeline.datacenter: len(pipeline.joiners) for pipeline in topology.pipelines}
     check_same_run(job.work, job.out, settings, joiners, joined_before)

@@ -121,8 +121,8 @@ def test_given_logs_are_read_by_all_and_nothing_is_generated(plan, tmp_path):
     topology = plan(primary=["q/*.jsonl"], foreign=["/c/*.jsonl"])
     assert fed_datacenters(topology, tmp_path / "work") == []
     for pipeline in topology.pipelines:
-        assert topology.foreign_of(pipeline) == ["/c/*.jsonl"]
-        assert topology.primary_of(pipeline)[0].endswith("/q/*.jsonl")
+        assert topology.patterns_of(pipeline, "foreign") == ["/c/*.jsonl"]
+        assert topology.patterns_of(pipeline, "primary")[0].endswith("/q/*.jsonl")
 
 
 def test_a_system_of_settings_is_used_as_it_is(plan, tmp_path):
