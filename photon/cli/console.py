@@ -17,6 +17,7 @@ from photon.core.errors import UsageError
 if TYPE_CHECKING:
     from photon.cluster.run import Watch
     from photon.cluster.statuses import Sample
+    from photon.console.app import Act
     from photon.dev.doings import Doings
 
 LISTEN: Final = "127.0.0.1:7480"
@@ -48,16 +49,15 @@ def command(
     if not is_installed():
         raise UsageError(MISSING)
     from photon.cluster.wheels import ask
-    from photon.console.server import Console, replaying
+    from photon.console.server import Console
 
     topology = find_system(work, config)
     asked = partial(ask, millwheel) if millwheel else None
-    acts = {"replay": replaying(topology, notice), **killing_workers(asked)}
     console = Console(
         topology,
         work or Path(topology.settings.system.work),
         listen,
-        acts=acts if allow_actions else None,
+        acts=_acts(topology, notice, asked) if allow_actions else None,
         millwheel=asked,
         notice=notice,
     )
@@ -71,16 +71,20 @@ def command(
         console.stop()
 
 
-def killing_workers(
-    asked: Callable[..., Mapping[str, Any]] | None,
-) -> dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
-    """`asked`: a run of MillWheel."""
+def _acts(
+    topology: Topology, notice: Callable[[str], None], asked: Callable[..., Mapping[str, Any]] | None
+) -> "dict[str, Act]":
+    """What a console may be asked to do. `asked`: a run of MillWheel."""
+    from photon.console.server import replaying
 
-    def kill(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert asked is not None
-        return asked("kill", str(given.get("worker", "")))
+    acts = {"replay": replaying(topology, notice)}
+    if asked is not None:
+        acts["kill-worker"] = lambda given: asked("kill", str(given.get("worker", "")))
+    return acts
 
-    return {"kill-worker": kill} if asked else {}
+
+def _outage(doings: "Doings", what: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"told": doings.ask(what, asked)}
 
 
 def watch_of(
@@ -91,16 +95,9 @@ def watch_of(
 ) -> "Watch":
     """A console for a run; on any port where the default one is taken. `doings`, `wheel`: of `photon dev`."""
     from photon.cluster.wheels import ask
-    from photon.console.server import Console, replaying
+    from photon.console.server import Console
     from photon.dev.doings import ACTIONS
     from photon.dev.pairs import LiveCheck
-
-    def outage(what: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-        def done(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-            assert doings is not None
-            return {"told": doings.ask(what, asked)}
-
-        return done
 
     @contextlib.contextmanager
     def watch(topology: Topology, work: Path) -> "Iterator[Callable[[Sample, Mapping[str, str]], None]]":
@@ -111,8 +108,8 @@ def watch_of(
                 check = LiveCheck(Path(topology.output) / "joined")
                 check.start()
                 held.callback(check.stop)
-                acts = {name: outage(name) for name in ACTIONS}
-                shared["acts"] = {**acts, "replay": replaying(topology, notice), **killing_workers(asked)}
+                outages = {name: partial(_outage, doings, name) for name in ACTIONS}
+                shared["acts"] = outages | _acts(topology, notice, asked)
                 shared |= {"down": lambda: doings.down, "links": lambda: doings.links, "checks": check.told}
             console = Console(topology, work, listen, or_any=listen == LISTEN, **shared)
             console.start()

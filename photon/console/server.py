@@ -1,5 +1,6 @@
 """Serves the console from a thread of a process that has other things to do, or as one of its own."""
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -107,14 +108,11 @@ class Console:
             self._notice(f"the console has ended: {error!r}")
 
     def _ask(self) -> None:
-        reader = StatusReader(self._topology)
-        try:
+        with contextlib.closing(StatusReader(self._topology)) as reader:
             while not self._closing.is_set():
                 began = time.monotonic()
                 self.pages.add(reader.read(), reader.why_silent)
                 self._closing.wait(max(0.0, 1.0 - (time.monotonic() - began)))
-        finally:
-            reader.close()
 
 
 def _bound(host: str, port: int, listen: str, or_any: bool) -> socket.socket:
