@@ -245,8 +245,7 @@ def deploy(work: Path) -> None:
     Consumers may be new or gone and code may be another: nothing is lost or doubled by it, and no low
     watermark goes back. Code that `check` refuses is refused here too, and the run goes on as it was.
     """
-    from photon.cluster.deploys import DEPLOY_S
-    from photon.cluster.wheels import ask
+    from photon.cluster.wheels import DEPLOY_S, ask
 
     ask(work, "deploy", timeout_s=DEPLOY_S)
     click.echo("deployed")
