@@ -17,7 +17,7 @@ from photon.core.errors import UsageError
 if TYPE_CHECKING:
     from photon.cluster.run import Watch
     from photon.cluster.statuses import Sample
-    from photon.console.app import Act
+    from photon.console.pages import Act
     from photon.dev.doings import Doings
 
 LISTEN: Final = "127.0.0.1:7480"
@@ -49,18 +49,14 @@ def command(
     if not is_installed():
         raise UsageError(MISSING)
     from photon.cluster.wheels import ask
+    from photon.console.pages import Beside
     from photon.console.server import Console
 
     topology = find_system(work, config)
     asked = partial(ask, millwheel) if millwheel else None
-    console = Console(
-        topology,
-        work or Path(topology.settings.system.work),
-        listen,
-        acts=_acts(topology, notice, asked) if allow_actions else None,
-        millwheel=asked,
-        notice=notice,
-    )
+    beside = Beside(_acts(topology, notice, asked) if allow_actions else {}, asked)
+    place = work or Path(topology.settings.system.work)
+    console = Console(topology, place, listen, beside=beside, notice=notice)
     console.start()
     click.echo(f"console: {console.url}")
     try:
@@ -95,6 +91,7 @@ def watch_of(
 ) -> "Watch":
     """A console for a run; on any port where the default one is taken. `doings`, `wheel`: of `photon dev`."""
     from photon.cluster.wheels import ask
+    from photon.console.pages import Beside
     from photon.console.server import Console
     from photon.dev.doings import ACTIONS
     from photon.dev.pairs import LiveCheck
@@ -102,16 +99,16 @@ def watch_of(
     @contextlib.contextmanager
     def watch(topology: Topology, work: Path) -> "Iterator[Callable[[Sample, Mapping[str, str]], None]]":
         asked = partial(ask, wheel) if wheel else None
-        shared: dict[str, Any] = {"ask": False, "notice": notice, "millwheel": asked}
+        beside = Beside(millwheel=asked)
         with contextlib.ExitStack() as held:
             if doings is not None:
                 check = LiveCheck(Path(topology.output) / "joined")
                 check.start()
                 held.callback(check.stop)
-                outages = {name: partial(_outage, doings, name) for name in ACTIONS}
-                shared["acts"] = outages | _acts(topology, notice, asked)
-                shared |= {"down": lambda: doings.down, "links": lambda: doings.links, "checks": check.told}
-            console = Console(topology, work, listen, or_any=listen == LISTEN, **shared)
+                acts: dict[str, Act] = {name: partial(_outage, doings, name) for name in ACTIONS}
+                acts |= _acts(topology, notice, asked)
+                beside = Beside(acts, asked, lambda: doings.down, lambda: doings.links, check.told)
+            console = Console(topology, work, listen, listen == LISTEN, False, beside, notice)
             console.start()
             held.callback(console.stop)
             notice(f"console: {console.url}")

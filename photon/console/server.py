@@ -14,9 +14,9 @@ import uvicorn
 from photon.cluster.dead_letters import FATES, REPLAYED, Filter, count_letters, replay_in
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import Topology
-from photon.console.app import Act, Audit, make_app
+from photon.console.app import Audit, make_app
 from photon.console.index import JoinedIndex
-from photon.console.pages import Pages
+from photon.console.pages import Act, Beside, Pages
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.errors import AddressInUseError, PhotonError, UsageError
@@ -37,11 +37,7 @@ class Console:
         listen: str,
         or_any: bool = False,
         ask: bool = True,
-        acts: Mapping[str, Act] | None = None,
-        down: Callable[[], Mapping[str, str]] = dict,
-        links: Callable[[], list[dict[str, Any]]] = list,
-        checks: Callable[[], list[dict[str, Any]]] = list,
-        millwheel: Callable[..., Mapping[str, Any]] | None = None,
+        beside: Beside | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`work`: where its index and its audit log are; `or_any`: another port will do, if that is taken.
@@ -56,9 +52,9 @@ class Console:
         self._notice = notice
         self._index = _index_of(topology, work, notice)
         self._closing = threading.Event()
-        acts = acts or {}
-        self.pages = Pages(topology, self._index, millwheel, tuple(acts), down, links, checks)
-        app = make_app(self.pages, [*_LOOPBACK, host], acts, Audit(work / "console.jsonl"))
+        beside = beside or Beside()
+        self.pages = Pages(topology, self._index, beside)
+        app = make_app(self.pages, [*_LOOPBACK, host], beside.acts, Audit(work / "console.jsonl"))
         config = uvicorn.Config(
             app,
             log_level="critical",
