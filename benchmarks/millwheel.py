@@ -35,9 +35,8 @@ from benchmarks.measuring import (
 )
 from benchmarks.millwheel_topologies import CACHED
 from benchmarks.peer_runs import Peer, PeerRun, chosen, interpreters, missing, run_peer
-from photon.cluster.deploys import DEPLOY_S
 from photon.cluster.local_cluster import free_ports
-from photon.cluster.wheels import ask
+from photon.cluster.wheels import DEPLOY_S, ask
 from photon.core.errors import PhotonError
 from photon.dev.demo import odd_windows
 

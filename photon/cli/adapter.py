@@ -7,20 +7,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 import msgspec
 
+from joiner.adapter import BatchAdapter, Skip, load_adapter
 from photon.cli.options import json_flag, path_option
 from photon.core.columns import split_ids
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, load_settings
 from photon.logs.formats import json_lines, split_chunk
 from photon.logs.sample import pieces
-
-if TYPE_CHECKING:
-    from joiner.adapter import BatchAdapter
 
 JOINED: Final = "joined"
 SKIPPED: Final = "skipped"
@@ -85,8 +83,6 @@ def test(
     FILE holds pairs, one a line: {"primary": {...}, "foreign": {...}}. Or give two logs, and the events are
     brought together by their ids. Exit status 1 if the adapter raised, or a sample is no event.
     """
-    from joiner.adapter import BatchAdapter, load_adapter
-
     settings = load_settings(config)
     if use is not None:
         settings = replace(settings, adapter=replace(settings.adapter, use=use))
@@ -110,10 +106,8 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def judge(sample: Sample, batch_adapter: "BatchAdapter") -> Verdict:
+def judge(sample: Sample, batch_adapter: BatchAdapter) -> Verdict:
     """What the adapter makes of one sample; as in a joiner."""
-    from joiner.adapter import Skip
-
     if sample.malformed:
         return Verdict(sample.place, MALFORMED, sample.malformed)
     if sample.primary is None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.options import config_option, json_flag, logs_option, path_option, work_option
+from photon.cli.options import config_option, json_flag, logs_option, path_option, run_in, work_option
+from photon.cluster.preflight import check_not_matched
 from photon.cluster.registry_access import Named, asked_registry, notice
 from photon.cluster.statuses import working
+from photon.cluster.topology import load_alike, read_topology
+from photon.connect.importer import copy_all, copying, patterns_of
+from photon.connect.uris import is_known_source
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
-from spark.options import SparkOptions, spark_options
+from spark.backfill.job import Phase, Place
+from spark.options import SparkOptions, check_requirements, spark_options
 
 if TYPE_CHECKING:
-    from spark.backfill.job import Place
     from spark.backfill.run import Order
 
 _COPIES: Final = "copies"
@@ -72,15 +77,10 @@ def command(
     Live pipelines on the same registry may run meanwhile, over the same logs too. A backfill that was stopped
     or killed is resumed by the same command.
     """
-    from photon.cluster.preflight import check_not_matched
-    from photon.connect.importer import copy_all, patterns_of
-    from photon.connect.uris import is_known_source
-    from spark.backfill.job import Phase, Place
-
     if not _NAME.fullmatch(datacenter):
         raise UsageError(f"--datacenter '{datacenter}': letters, digits, '.', '_' and '-' only")
-    if work is None and addresses is None and (out / ".photon" / "topology.json").exists():
-        work = out / ".photon"
+    if work is None and addresses is None:
+        work = run_in(out)
     settings = _settings(config, work)
     place = Place(out, datacenter)
     written = (
@@ -93,8 +93,6 @@ def command(
     logs = {side: patterns_of(copies, side, texts, is_known_source) for side, texts in given.items()}
     check_not_matched([*logs["primary"], *logs["foreign"]], written, "this backfill")
     if not abandon:
-        from spark.options import check_requirements
-
         check_requirements()
     with asked_registry(Named(work, addresses, settings)) as asked:
         from spark.backfill.follow import load_followed
@@ -123,7 +121,6 @@ def command(
 def _follow(
     order: "Order", spark: SparkOptions, imported: Mapping[str, list[str]], copies: Path, as_json: bool
 ) -> int:
-    from photon.connect.importer import copying
     from spark.backfill.follow import follow
     from spark.session import open_session
     from spark.streaming import SESSION_CONF
@@ -145,10 +142,7 @@ def _follow(
 
 
 def _abandon(order: "Order", as_json: bool) -> int:
-    import shutil
-
     from spark.backfill.follow import abandon_followed, load_followed
-    from spark.backfill.job import Phase
     from spark.backfill.publishing import FENCE_WAIT_S_MAX, abandon
     from spark.backfill.run import locked
 
@@ -184,8 +178,6 @@ def _abandon(order: "Order", as_json: bool) -> int:
 
 def _settings(config: Path | None, work: Path | None) -> Settings:
     """Those of the run, where it is known: events that are read otherwise would be joined twice."""
-    from photon.cluster.topology import load_alike, read_topology
-
     if work is None:
         settings = load_settings(config)
     else:
@@ -204,7 +196,7 @@ def _checkpoint(where: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _print(summary: Mapping[str, Any], place: "Place", as_json: bool) -> None:
+def _print(summary: Mapping[str, Any], place: Place, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(summary))
         return

@@ -3,18 +3,21 @@
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from photon.cli.options import path_option, system_options
+from photon.cluster.registry_access import notice
 from photon.cluster.topology import Topology, find_system
 from photon.core.errors import UsageError
 
 if TYPE_CHECKING:
     from photon.cluster.run import Watch
     from photon.cluster.statuses import Sample
+    from photon.console.pages import Act
     from photon.dev.doings import Doings
 
 LISTEN: Final = "127.0.0.1:7480"
@@ -45,23 +48,15 @@ def command(
     """
     if not is_installed():
         raise UsageError(MISSING)
-    from functools import partial
-
-    from photon.cluster.registry_access import notice
     from photon.cluster.wheels import ask
-    from photon.console.server import Console, replaying
+    from photon.console.pages import Beside
+    from photon.console.server import Console
 
     topology = find_system(work, config)
     asked = partial(ask, millwheel) if millwheel else None
-    acts = {"replay": replaying(topology, notice), **killing_workers(asked)}
-    console = Console(
-        topology,
-        work or Path(topology.settings.system.work),
-        listen,
-        acts=acts if allow_actions else None,
-        millwheel=asked,
-        notice=notice,
-    )
+    beside = Beside(_acts(topology, notice, asked) if allow_actions else {}, asked)
+    place = work or Path(topology.settings.system.work)
+    console = Console(topology, place, listen, beside=beside, notice=notice)
     console.start()
     click.echo(f"console: {console.url}")
     try:
@@ -72,16 +67,20 @@ def command(
         console.stop()
 
 
-def killing_workers(
-    asked: Callable[..., Mapping[str, Any]] | None,
-) -> dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
-    """`asked`: a run of MillWheel."""
+def _acts(
+    topology: Topology, notice: Callable[[str], None], asked: Callable[..., Mapping[str, Any]] | None
+) -> "dict[str, Act]":
+    """What a console may be asked to do. `asked`: a run of MillWheel."""
+    from photon.console.server import replaying
 
-    def kill(given: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert asked is not None
-        return asked("kill", str(given.get("worker", "")))
+    acts = {"replay": replaying(topology, notice)}
+    if asked is not None:
+        acts["kill-worker"] = lambda given: asked("kill", str(given.get("worker", "")))
+    return acts
 
-    return {"kill-worker": kill} if asked else {}
+
+def _outage(doings: "Doings", what: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"told": doings.ask(what, asked)}
 
 
 def watch_of(
@@ -91,33 +90,25 @@ def watch_of(
     wheel: Path | None = None,
 ) -> "Watch":
     """A console for a run; on any port where the default one is taken. `doings`, `wheel`: of `photon dev`."""
-    from functools import partial
-
     from photon.cluster.wheels import ask
-    from photon.console.server import Console, replaying
+    from photon.console.pages import Beside
+    from photon.console.server import Console
     from photon.dev.doings import ACTIONS
     from photon.dev.pairs import LiveCheck
-
-    def outage(what: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-        def done(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-            assert doings is not None
-            return {"told": doings.ask(what, asked)}
-
-        return done
 
     @contextlib.contextmanager
     def watch(topology: Topology, work: Path) -> "Iterator[Callable[[Sample, Mapping[str, str]], None]]":
         asked = partial(ask, wheel) if wheel else None
-        shared: dict[str, Any] = {"ask": False, "notice": notice, "millwheel": asked}
+        beside = Beside(millwheel=asked)
         with contextlib.ExitStack() as held:
             if doings is not None:
                 check = LiveCheck(Path(topology.output) / "joined")
                 check.start()
                 held.callback(check.stop)
-                acts = {name: outage(name) for name in ACTIONS}
-                shared["acts"] = {**acts, "replay": replaying(topology, notice), **killing_workers(asked)}
-                shared |= {"down": lambda: doings.down, "links": lambda: doings.links, "checks": check.told}
-            console = Console(topology, work, listen, or_any=listen == LISTEN, **shared)
+                acts: dict[str, Act] = {name: partial(_outage, doings, name) for name in ACTIONS}
+                acts |= _acts(topology, notice, asked)
+                beside = Beside(acts, asked, lambda: doings.down, lambda: doings.links, check.told)
+            console = Console(topology, work, listen, listen == LISTEN, False, beside, notice)
             console.start()
             held.callback(console.stop)
             notice(f"console: {console.url}")

@@ -8,6 +8,13 @@ import click
 
 from photon.cli.console import LISTEN, MISSING, is_installed, watch_of
 from photon.cli.options import duration, json_flag, path_option
+from photon.core.errors import UsageError
+from photon.core.settings import forgetting, parse_settings, read_document
+from photon.dev.checks import print_dev_summary
+from photon.dev.doings import Doings, Outage
+from photon.dev.plan import named_replicas
+from photon.dev.run import DevJob, run_dev
+from photon.dev.view import View
 
 DEFAULT_OUT: Final = "photon-dev"
 
@@ -67,14 +74,6 @@ def command(
     writes the same queries and clicks to the logs of both. At the end the output is checked: status 1 if
     something is wrong with it. The same command resumes what is in --work.
     """
-    from photon.core.errors import UsageError
-    from photon.core.settings import forgetting, parse_settings, read_document
-    from photon.dev.checks import print_dev_summary
-    from photon.dev.doings import Doings
-    from photon.dev.plan import named_replicas
-    from photon.dev.run import DevJob, Outage, run_dev
-    from photon.dev.view import View
-
     document = forgetting(read_document(config))
     settings = parse_settings(document, str(config))
     described = bool(settings.replicas or settings.datacenters)
@@ -92,10 +91,9 @@ def command(
     if work is None:
         work = Path(settings.system.work) if described else out / ".photon"
     replicas = len(settings.replicas) or named_replicas(document)
-    view, doings, watch = View(as_json), None, None
+    view, doings, watch = View(as_json), Doings(outage), None
     wheel = work / "millwheel" if millwheel else None
     if console and is_installed():
-        doings = Doings()
         watch = watch_of(listen, view.notice, doings, wheel)
     elif console:
         view.notice(f"no page shows this run: {MISSING}")
@@ -105,7 +103,6 @@ def command(
         settings,
         replicas,
         datacenters=datacenters or 2,
-        outage=outage,
         doings=doings,
         watch=watch,
         wheel=wheel,

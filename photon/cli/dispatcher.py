@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cli.options import config_option, work_option
+from photon.cli.options import config_option, parse_time_us, work_option
 from photon.cluster.registry_access import Named, notice
-from photon.cluster.topology import find_system
+from photon.cluster.roles import dispatchers_group
+from photon.cluster.topology import DATACENTER_NAMES, find_system
+from photon.core.clock import SystemClock
 from photon.core.errors import PhotonError, UsageError
+from photon.core.settings import Settings, load_settings
+from photon.logs.files import check_patterns
 
 if TYPE_CHECKING:
     from dispatcher.initialise import Start
-    from photon.core.settings import Settings
 
 _Place = tuple[Path, list[str], int]
 """The directory of a datacenter's dispatchers, the patterns of their logs, and how many they are."""
@@ -46,8 +49,6 @@ def init(
     waits for a retry stays. Events read again are joined once all the same; those passed over are not read.
     """
     from dispatcher.initialise import initialise
-    from photon.core.clock import SystemClock
-    from photon.logs.files import check_patterns
 
     begin = _start(start)
     settings, places = _where(work, datacenter, foreign, config)
@@ -81,31 +82,27 @@ def _start(text: str) -> "Start":
         return "now"
     if text == "start":
         return "start"
-    from photon.cli.options import parse_time_us
-
     return parse_time_us(text, "--from")
 
 
 def _where(
     work: Path | None, datacenter: str | None, foreign: tuple[str, ...], config: Path | None
-) -> tuple["Settings", list["_Place"]]:
+) -> tuple[Settings, list[_Place]]:
     if foreign:
         return _of_new_run(work, datacenter, foreign, config)
     topology = find_system(work, config)
     pipelines = topology.pipelines if datacenter is None else [topology.pipeline(datacenter)]
     if not pipelines:
         raise UsageError(f"{config} names no dispatchers: add [datacenters.NAME]")
-    places = [(p.home("dispatcher"), topology.foreign_of(p), topology.shares_of(p)) for p in pipelines]
-    return topology.settings, places
+    return topology.settings, [
+        (p.home("dispatcher"), topology.patterns_of(p, "foreign"), topology.shares_of(p)) for p in pipelines
+    ]
 
 
 def _of_new_run(
     work: Path | None, datacenter: str | None, foreign: tuple[str, ...], config: Path | None
-) -> tuple["Settings", list["_Place"]]:
+) -> tuple[Settings, list[_Place]]:
     """Before its first run, which writes the topology."""
-    from photon.cluster.topology import DATACENTER_NAMES
-    from photon.core.settings import load_settings
-
     if work is None:
         raise UsageError("--foreign is for a new work directory: name it by --work")
     settings = load_settings(config)
@@ -135,8 +132,6 @@ def drain(dispatcher: str, config: Path | None) -> None:
     It gets none again until it is started anew. To take other processes away, stop them: event stores and
     joiners hand over as they end, and `photon registry retire-set` empties replicas.
     """
-    from photon.cluster.roles import dispatchers_group
-
     topology = find_system(None, config)
     processes = {one.title: one for one in topology.processes("dispatcher")}
     if dispatcher not in processes:

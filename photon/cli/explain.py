@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from photon.cli.options import json_flag, show_time, system_options
+from photon.cluster.explain import explain
 from photon.cluster.registry_access import RESUME, has_ended, notice
 from photon.cluster.topology import find_system
 from photon.core.errors import UsageError
@@ -34,8 +35,6 @@ def command(
         raise UsageError("--primary-id is of one event; ask after each by itself")
     for name, given in (*(("EVENT_ID", one) for one in event_ids), ("--primary-id", primary_id)):
         _check_id(name, given)
-    from photon.cluster.explain import explain
-
     topology = find_system(work, config)
     ended = work if work is not None and has_ended(work) else None
     if ended is not None:

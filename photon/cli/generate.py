@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 import click
 
 from photon.cli.options import json_flag, path_option
+from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
+from photon.core.signals import on_signals
+from photon.dev.feeder import generate_stream
 from photon.dev.generated_logs import AtOnce, Mix, Stream, generate_at_once
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -96,10 +99,6 @@ def run(out: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def _stream(out: Path, mix: Mix, stream: Stream) -> dict[str, Any]:
     """Until its duration is over or the first SIGINT or SIGTERM: either way the truth is written."""
-    from photon.core.clock import SystemClock
-    from photon.core.signals import on_signals
-    from photon.dev.feeder import generate_stream
-
     stop = threading.Event()
     before = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
     try:

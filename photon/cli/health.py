@@ -1,14 +1,18 @@
 """`photon health`: whether a process serves, by gRPC's health service; health checks of containers ask it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon.cli.options import config_option
-
-if TYPE_CHECKING:
-    from photon.rpc.network import Network
+from photon.cluster.topology import network_of
+from photon.core.addresses import split_address
+from photon.core.settings import load_settings
+from photon.rpc.network import Network
+from photon.rpc.servers import to_photon_error
 
 TIMEOUT_S: Final = 5.0
 
@@ -22,10 +26,6 @@ def command(address: str, config: Path | None, timeout: float) -> None:
 
     Status 1 if it does not, or does not answer.
     """
-    from photon.cluster.topology import network_of
-    from photon.core.addresses import split_address
-    from photon.core.settings import load_settings
-
     split_address(address, "ADDRESS")
     settings = load_settings(config)
     # Straight to the address: what stands between datacenters is not asked after here.
@@ -34,13 +34,8 @@ def command(address: str, config: Path | None, timeout: float) -> None:
     raise SystemExit(0 if answer == "serving" else 1)
 
 
-def ask_health(network: "Network", address: str, timeout_s: float) -> str:
+def ask_health(network: Network, address: str, timeout_s: float) -> str:
     """`serving`, or what it says instead. UnavailableError if it does not answer."""
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    from photon.rpc.servers import to_photon_error
-
     with network.open(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:

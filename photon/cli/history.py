@@ -4,12 +4,14 @@ import json
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from millwheel.computation import BEFORE, NEVER
+from millwheel.topology import load_topology
 from photon.cli.options import duration, json_flag, parse_time_us, path_option, show_time
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
@@ -161,7 +163,6 @@ def verify(
     lines; so may code of another version.
     """
     check_requirements()
-    from millwheel.topology import load_topology
     from spark.history.compare import check, compare
     from spark.history.run import SESSION_CONF, Order, Recomputed, look
     from spark.history.tasks import Span
@@ -186,8 +187,6 @@ def verify(
         say("comparing")
         verdicts = compare(made, session, chosen, histories, kept)
     if as_json:
-        from dataclasses import asdict
-
         click.echo(json.dumps({sink: asdict(verdict) for sink, verdict in verdicts.items()}))
     else:
         for sink, verdict in verdicts.items():

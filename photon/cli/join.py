@@ -13,6 +13,7 @@ from photon.cli.options import json_flag, logs_option, path_option
 from photon.cluster.registry_access import notice
 from photon.cluster.statuses import print_summary
 from photon.core.errors import UsageError
+from photon.core.settings import load_settings
 
 _SHOWN_BYTES: Final = 300
 
@@ -86,7 +87,6 @@ def _check(
     as_json: bool, primary: Sequence[str], foreign: Sequence[str], config: Path | None, **_: Any
 ) -> int:
     from photon.cluster.trial import try_join
-    from photon.core.settings import load_settings
 
     trial = try_join(load_settings(config), primary, foreign)
     if as_json:

@@ -10,7 +10,7 @@ import click
 
 from photon.cli.options import json_flag, logs_option, path_option
 from photon.core.settings import load_settings
-from spark.options import SparkOptions, spark_options
+from spark.options import SparkOptions, check_requirements, spark_options
 
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 _MEANINGS: Final = {
@@ -49,7 +49,6 @@ def build_command(
 
     On a cluster every executor must see the logs and the map by the same names.
     """
-    from spark.options import check_requirements
     from spark.session import open_session
 
     settings = load_settings(config)

@@ -11,10 +11,15 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from millwheel.topology import Late, Unit
+from millwheel.topology import Late, Unit, load_topology
 from photon.cli.history import history, live_on_spark, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
+from photon.cluster.supervisor import die_with_parent
+from photon.cluster.topology import network_of
+from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
+from photon.core.settings import Settings, load_settings
+from photon.core.signals import on_signals
 
 
 @click.group("millwheel")
@@ -64,7 +69,6 @@ def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **
 
 def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """`more`: stores, history, machine and config, as of WheelRun."""
-    from photon.cluster.supervisor import die_with_parent
     from photon.cluster.wheels import WheelRun
 
     die_with_parent()  # of `photon dev`
@@ -110,12 +114,7 @@ def worker(
 ) -> None:
     """One process of a run."""
     from millwheel.links import Ways
-    from millwheel.topology import load_topology
     from millwheel.worker import Worker, store_of
-    from photon.cluster.supervisor import die_with_parent
-    from photon.cluster.topology import network_of
-    from photon.core.clock import SystemClock
-    from photon.core.settings import load_settings
 
     die_with_parent()
     logging.basicConfig()
@@ -135,13 +134,7 @@ def worker(
 def receiver(topology: str, work: Path, injector: str) -> None:
     """The process of a run that is pushed to."""
     from millwheel.push import PushedLogs, PushServer
-    from millwheel.topology import load_topology
     from millwheel.worker import pushed_logs
-    from photon.cluster.supervisor import die_with_parent
-    from photon.cluster.topology import network_of
-    from photon.core.clock import SystemClock
-    from photon.core.settings import Settings
-    from photon.core.signals import on_signals
 
     die_with_parent()
     logging.basicConfig()
@@ -163,8 +156,6 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
     Of a file only what this producer has not pushed yet, each line once, whatever happened to a former push.
     """
     from millwheel.push import Pusher
-    from photon.cluster.topology import network_of
-    from photon.core.settings import load_settings
 
     with Pusher(address, producer, network_of(load_settings(config))) as pusher:
         start = pusher.number
@@ -184,7 +175,6 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
 def check(topology: str) -> None:
     """Load a topology, and say what it does."""
     from millwheel.testing import Bench
-    from millwheel.topology import load_topology
 
     found = load_topology(topology)
     Bench(found)  # what a worker would refuse is refused here
@@ -255,14 +245,14 @@ def deploy(work: Path) -> None:
     Consumers may be new or gone and code may be another: nothing is lost or doubled by it, and no low
     watermark goes back. Code that `check` refuses is refused here too, and the run goes on as it was.
     """
-    from photon.cluster.deploys import DEPLOY_S
-    from photon.cluster.wheels import ask
+    from photon.cluster.wheels import DEPLOY_S, ask
 
     ask(work, "deploy", timeout_s=DEPLOY_S)
     click.echo("deployed")
 
 
-# Ready-made: each names a topology of millwheel.ready.topologies, with its arguments, and runs it.
+# Ready-made: each names a topology of millwheel.ready.topologies and runs it. Options that one alone has
+# are arguments of its topology.
 
 
 def _lasts(name: str, argument: str, text: str, **given: Any) -> Callable[[_Command], _Command]:
@@ -310,8 +300,10 @@ def _run_ready(
     late: str,
     out: Path | None,
     work: Path,
-    given: dict[str, Any],
-    **running: Any,
+    workers: int,
+    follow: bool,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """`logs`: paths and time field by argument; `given`: the arguments that only this topology has."""
     from photon.cluster.begun import READY
@@ -321,7 +313,7 @@ def _run_ready(
         for argument, (paths, time) in logs.items()
     }
     arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
-    return _run(f"{READY}{name} {json.dumps(arguments)}", work, **running)
+    return _run(f"{READY}{name} {json.dumps(arguments)}", work, workers, follow, as_json)
 
 
 @group.command("windows")
@@ -330,12 +322,9 @@ def _run_ready(
 @_lasts("--window", "length_s", "Length of a window.", required=True)
 @_lasts("--every", "every_s", "A window begins so often.  [default: where the one before ends]")
 @_ready
-def windows(
-    paths: Sequence[str], key: str, length_s: float, every_s: float | None, time: str, **run: Any
-) -> int:
+def windows(paths: Sequence[str], time: str, **options: Any) -> int:
     """Count the lines of each key by window, tumbling or sliding."""
-    given = {"key": key, "length_s": length_s, "every_s": every_s}
-    return _run_ready("windows", {"logs": (paths, time)}, given=given, **run)
+    return _run_ready("windows", {"logs": (paths, time)}, **options)
 
 
 @group.command("sessions")
@@ -343,9 +332,9 @@ def windows(
 @_KEY
 @_lasts("--gap", "gap_s", "Lines of a key with less between them are one session.", required=True)
 @_ready
-def sessions(paths: Sequence[str], key: str, gap_s: float, time: str, **run: Any) -> int:
+def sessions(paths: Sequence[str], time: str, **options: Any) -> int:
     """Find the sessions of each key: first line, last line, number of lines."""
-    return _run_ready("sessions", {"logs": (paths, time)}, given={"key": key, "gap_s": gap_s}, **run)
+    return _run_ready("sessions", {"logs": (paths, time)}, **options)
 
 
 @group.command("zeitgeist")
@@ -360,19 +349,9 @@ def sessions(paths: Sequence[str], key: str, gap_s: float, time: str, **run: Any
 )
 @click.option("--row", default=3, show_default=True, help="Odd windows in a row that are an anomaly.")
 @_ready
-def zeitgeist(
-    paths: Sequence[str],
-    key: str,
-    length_s: float,
-    learn: int,
-    sigmas: float,
-    row: int,
-    time: str,
-    **run: Any,
-) -> int:
+def zeitgeist(paths: Sequence[str], time: str, **options: Any) -> int:
     """Find keys that spike or dip: more or fewer lines than their own past lets expect."""
-    given = {"key": key, "length_s": length_s, "learn": learn, "sigmas": sigmas, "row": row}
-    return _run_ready("zeitgeist", {"logs": (paths, time)}, given=given, **run)
+    return _run_ready("zeitgeist", {"logs": (paths, time)}, **options)
 
 
 @group.command("unmatched")
@@ -384,25 +363,17 @@ def zeitgeist(
 @_lasts("--after", "after_s", "How long an answer may take.", required=True)
 @_ready
 def unmatched(
-    asking: Sequence[str],
-    answers: Sequence[str],
-    asking_key: str,
-    answer_key: str,
-    answer_time: str | None,
-    after_s: float,
-    time: str,
-    **run: Any,
+    asking: Sequence[str], answers: Sequence[str], answer_time: str | None, time: str, **options: Any
 ) -> int:
     """Find the lines that had no answer in time."""
     logs = {"asking": (asking, time), "answers": (answers, answer_time or time)}
-    given = {"asking_key": asking_key, "answer_key": answer_key, "after_s": after_s}
-    return _run_ready("unmatched", logs, given=given, **run)
+    return _run_ready("unmatched", logs, **options)
 
 
 @group.command("attribution")
 @_globs("--touches", "touches", "Logs of touches (clicks)")
 @_globs("--conversions", "conversions", "Logs of conversions (purchases)")
-@_field("--key", "key", "Whose they are (a user), in a touch.")
+@_field("--key", "touch_key", "Whose they are (a user), in a touch.")
 @_field(
     "--conversion-key", "conversion_key", "The same in a conversion.  [default: as --key]", required=False
 )
@@ -412,17 +383,15 @@ def unmatched(
 def attribution(
     touches: Sequence[str],
     conversions: Sequence[str],
-    key: str,
     conversion_key: str | None,
     conversion_time: str | None,
-    lookback_s: float,
     time: str,
-    **run: Any,
+    **options: Any,
 ) -> int:
     """Give each conversion the last touch of the same key before it."""
     logs = {"touches": (touches, time), "conversions": (conversions, conversion_time or time)}
-    given = {"touch_key": key, "conversion_key": conversion_key or key, "lookback_s": lookback_s}
-    return _run_ready("attribution", logs, given=given, **run)
+    options["conversion_key"] = conversion_key or options["touch_key"]
+    return _run_ready("attribution", logs, **options)
 
 
 _MISSING: Final = {

@@ -30,7 +30,9 @@ def work_option(text: str) -> Callable[[_Command], _Command]:
     """--work of a run that there is; its OUT does as well."""
 
     def of_run(_: click.Context, __: click.Parameter, work: Path | None) -> Path | None:
-        return work / ".photon" if work and not (work / _PLAN).exists() and _has_run(work) else work
+        if work is None or (work / _PLAN).exists():
+            return work
+        return run_in(work) or work
 
     return path_option("--work", help=text, callback=of_run)
 
@@ -46,14 +48,16 @@ def config_option(text: str) -> Callable[[_Command], _Command]:
         given = context.params
         outs = given.get("out") or ()
         outs = outs if isinstance(outs, tuple) else (outs,)
-        of_run = given.get("work") or given.get("topology") or any(map(_has_run, outs))
+        of_run = given.get("work") or given.get("topology") or any(map(run_in, outs))
         return None if of_run else config
 
     return path_option("--config", help=text, envvar=_CONFIG, show_envvar=True, callback=named)
 
 
-def _has_run(out: str | Path) -> bool:
-    return Path(out, ".photon", _PLAN).exists()
+def run_in(out: str | Path) -> Path | None:
+    """The work directory of the run whose output it is, if that is there."""
+    work = Path(out, ".photon")
+    return work if (work / _PLAN).exists() else None
 
 
 def json_flag(text: str) -> Callable[[_Command], _Command]:

@@ -3,43 +3,19 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from photon.cli.options import config_option, json_flag, logs_option, path_option, work_option
+from photon.cluster.preflight import MARK
+from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.statuses import working
 from photon.cluster.topology import Topology, read_topology, settings_of
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
-from spark.options import SparkOptions, scan_timeout_option, spark_options
-
-if TYPE_CHECKING:
-    from photon.recovery.recover import Job
-
-_MARK: Final = "run"
-"""In the joined logs of each root: whose they are (photon.cluster.preflight)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """As they were given."""
-
-    foreign: tuple[str, ...]
-    out: tuple[str, ...]
-    work: Path | None
-    registry: str | None
-    config: Path | None
-    inbox: Path | None
-    datacenter: str | None
-    apply: bool
-    gone: bool
-    details: str
-    scan_timeout: float
-    as_json: bool
+from spark.options import SparkOptions, check_requirements, scan_timeout_option, spark_options
 
 
 @click.command("recover")
@@ -70,46 +46,64 @@ class Options:
 @scan_timeout_option
 @json_flag("Print the report as JSON.")
 @spark_options
-def command(spark: SparkOptions, **given: Any) -> int:
+def command(
+    foreign: tuple[str, ...],
+    out: tuple[str, ...],
+    work: Path | None,
+    registry: str | None,
+    config: Path | None,
+    inbox: Path | None,
+    datacenter: str | None,
+    apply: bool,
+    gone: bool,
+    details: str,
+    scan_timeout: float,
+    as_json: bool,
+    spark: SparkOptions,
+) -> int:
     """Join again what was registered and is in no joined log, once its joiner can write no more.
 
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
-    from photon.cluster.registry_access import Named, asked_registry
-    from spark.options import check_requirements
-
-    options = Options(**given)
-    topology = None if options.work is None else _topology(options.work)
-    settings = settings_of(options.config, topology, options.work)  # read otherwise, events seem lost
+    topology = None if work is None else _topology(work)
+    settings = settings_of(config, topology, work)  # read otherwise, events seem lost
     if topology is not None:
-        options = replace(options, foreign=topology.logs_of("foreign", options.foreign))
-    outs = _outs(options, topology, settings)
-    job = _job(options, topology, outs)
+        foreign = topology.logs_of("foreign", foreign)
+    outs = _outs(out, topology, settings, gone)
+    inbox = _inbox(inbox, datacenter, topology, apply)
     check_requirements()
-    from photon.recovery.recover import recover
+    from photon.recovery.recover import Job, recover
     from photon.recovery.rules import as_text
-    from spark.reading.paths import check_new, input_paths
+    from spark.reading.paths import check_new, input_paths, is_uri
     from spark.recovery import Sources, SparkReading, check_told
     from spark.session import open_session
 
     check_told(settings)
-    input_paths(options.foreign)
-    if options.details:
-        check_new(options.details)
+    input_paths(foreign)
+    if details:
+        check_new(details)
     began, clock = time.monotonic(), SystemClock()
-    named = Named(options.work, options.registry, settings)
     with (
         working("starting") as tell,
-        asked_registry(named) as asked,
+        asked_registry(Named(work, registry, settings)) as asked,
         asked.registry.client(settings.registry.request_timeout_s, clock) as client,
     ):
         client.configuration()  # before Spark starts: it may not answer
         with open_session(spark) as session:
-            sources = Sources(options.foreign, outs, asked.registry, options.scan_timeout)
-            reading = SparkReading(session, sources, settings, options.details)
-            report = recover(replace(job, ended=asked.started), client, reading, clock, tell)
+            sources = Sources(foreign, outs, asked.registry, scan_timeout)
+            reading = SparkReading(session, sources, settings, details)
+            job = Job(
+                outs=[Path(one) for one in outs if not is_uri(one)],
+                work=None if work is None else work.absolute(),
+                inbox=inbox,
+                plans=inbox / ".recovery" if work is None else work.absolute() / "recovery",
+                apply=apply,
+                gone=gone,
+                ended=asked.started,
+            )
+            report = recover(job, client, reading, clock, tell)
     seconds = round(time.monotonic() - began, 2)
-    if options.as_json:
+    if as_json:
         click.echo(json.dumps({**report.as_document(), "seconds": seconds}))
     else:
         click.echo(as_text(report))
@@ -129,55 +123,37 @@ def _topology(work: Path) -> Topology:
     return topology
 
 
-def _outs(options: Options, topology: Topology | None, settings: Settings) -> list[str]:
+def _outs(given: Sequence[str], topology: Topology | None, settings: Settings, gone: bool) -> list[str]:
     """Every directory (or URI) with joined/ in it: what is in one of them is not lost. UsageError."""
     from spark.reading.paths import check_output, is_uri
 
     own = [*settings.joiner.output_roots, *([topology.output] if topology else [])]
     for root in own:
-        if not options.gone and not Path(root, "joined", _MARK).is_file():
+        if not gone and not Path(root, "joined", MARK).is_file():
             raise UsageError(
                 f"{root}: no joined logs of a run are there; mount the disk or bring them back, or say "
                 "--gone-for-good if they are deleted"
             )
-    for out in options.out:
+    for out in given:
         check_output(out)
-    named = [out if is_uri(out) else str(Path(out).absolute()) for out in [*options.out, *own]]
+    named = [out if is_uri(out) else str(Path(out).absolute()) for out in [*given, *own]]
     outs = list(dict.fromkeys(named))
     if not outs:
         raise UsageError("name the joined logs with --out; each datacenter's, or what is in them seems lost")
     return outs
 
 
-def _job(options: Options, topology: Topology | None, outs: Sequence[str]) -> "Job":
-    from photon.recovery.recover import Job
-    from spark.reading.paths import is_uri
-
-    inbox = _inbox(options, topology)
-    work = None if options.work is None else options.work.absolute()
-    return Job(
-        outs=[Path(out) for out in outs if not is_uri(out)],
-        work=work,
-        inbox=inbox,
-        plans=inbox / ".recovery" if work is None else work / "recovery",
-        apply=options.apply,
-        gone=options.gone,
-    )
-
-
-def _inbox(options: Options, topology: Topology | None) -> Path:
+def _inbox(inbox: Path | None, datacenter: str | None, topology: Topology | None, apply: bool) -> Path:
     """UsageError if there is none to put events into."""
-    if options.inbox is not None:
-        if options.datacenter is not None:
+    if inbox is not None:
+        if datacenter is not None:
             raise UsageError("say either --inbox or --datacenter")
-        if options.apply and not options.inbox.is_dir():
-            raise UsageError(
-                f"--inbox {options.inbox}: no such directory; name a dispatcher's (docs/operating.md)"
-            )
-        return options.inbox.absolute()
+        if apply and not inbox.is_dir():
+            raise UsageError(f"--inbox {inbox}: no such directory; name a dispatcher's (docs/operating.md)")
+        return inbox.absolute()
     if topology is None:
-        if options.apply:
+        if apply:
             raise UsageError("--apply without --work needs the --inbox of a dispatcher")
         return Path()
-    name = options.datacenter or topology.pipelines[0].datacenter
+    name = datacenter or topology.pipelines[0].datacenter
     return topology.pipeline(name).home("dispatcher") / "inbox"

@@ -12,25 +12,25 @@ import click
 
 from photon.cli.options import parse_time_us, registry_options, show_time
 from photon.cluster.registry_access import Named, asked_registry
+from photon.cluster.topology import Replica, Topology, read_topology, topology_of, write_topology
 from photon.core.addresses import joined
+from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import PhotonError, UsageError
-from spark.options import SCAN_TIMEOUT_S, SCAN_TIMEOUT_S_MAX, SparkOptions, scan_timeout_option, spark_options
+from spark.options import (
+    SCAN_TIMEOUT_S,
+    SCAN_TIMEOUT_S_MAX,
+    SparkOptions,
+    check_requirements,
+    scan_timeout_option,
+    spark_options,
+)
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-    from photon.cluster.topology import Topology
     from photon.rpc import idregistry_pb2 as pb
 
 TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.2
-
-
-class ReshardError(PhotonError):
-    """The new number of shards was not adopted; nothing has changed."""
-
-
-class ReplaceError(PhotonError):
-    """The replacement is not done yet; it goes on."""
 
 
 @click.command("reshard")
@@ -65,7 +65,7 @@ def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
             )
         )
     if not result.adopted:
-        raise ReshardError(f"not adopted, nothing has changed: {result.why}")
+        raise PhotonError(f"not adopted, nothing has changed: {result.why}")
     if not as_json:
         click.echo(
             f"{shards} shards for events from {show_time(result.start_us)} on (version {result.version})"
@@ -131,7 +131,6 @@ def add_set(name: str, named: Named) -> None:
     nothing until a resharding: `photon reshard N` spreads N shards over all sets, for events from then on.
     """
     from idregistry.rules.commands import Row
-    from photon.cluster.topology import topology_of
 
     replicas = topology_of(named.settings).replicas if named.settings.replicas else []
     rows = [Row(one.name, *one.raft_address, one.grpc, name) for one in replicas if one.set == name]
@@ -186,21 +185,19 @@ def _wait_until_gone(client: "RegistryClient", name: str, wait: float) -> None:
             click.echo(f"done: the replicas are {', '.join(sorted(r.name for r in directory.replicas))}")
             return
         if time.monotonic() > deadline:
-            raise ReplaceError(f"{name} is not gone after {wait:g} s; does the one that takes its place run?")
+            raise PhotonError(f"{name} is not gone after {wait:g} s; does the one that takes its place run?")
         time.sleep(_POLL_S)
 
 
-def _system(named: Named) -> "tuple[Topology, Path] | None":
+def _system(named: Named) -> tuple[Topology, Path] | None:
     """The system whose registry it is, and where a topology of it is written; None: it is not known."""
-    from photon.cluster.topology import read_topology, topology_of
-
     if named.work is not None:
         return read_topology(named.work / "topology.json"), named.work
     return (topology_of(named.settings), Path()) if named.settings.replicas else None
 
 
 def _write_joining_topology(
-    topology: "Topology",
+    topology: Topology,
     directory: Path,
     replicas: Iterable["pb.Replica"],
     old: str,
@@ -209,8 +206,6 @@ def _write_joining_topology(
     grpc: str,
 ) -> Path:
     """`replicas`: as the directory has them by now, which may be others than the run began with."""
-    from photon.cluster.topology import Replica, write_topology
-
     others = {r.name: (r.grpc, joined(r.raft_host, r.raft_port)) for r in replicas}
     sites = {r.name: r.datacenter for r in topology.replicas}
     sites[name] = sites.get(old, "")
@@ -249,8 +244,6 @@ def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Na
     Behind an id that it only guards, because another copy of the event may come with an earlier time, stands
     the word guard. Of a run that is over (--work) the replicas are started meanwhile.
     """
-    from photon.core.columns import split_ids, unpack_times
-
     with asked_registry(named) as asked, asked.registry.client(TIMEOUT_S) as client:
         for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()
@@ -271,7 +264,6 @@ def export(directory: str, named: Named, scan_timeout: float, spark: SparkOption
 
     Of a run that is over (--work) the replicas are started meanwhile.
     """
-    from spark.options import check_requirements
     from spark.session import open_session, spark_failures
 
     check_requirements()

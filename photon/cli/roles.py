@@ -8,6 +8,8 @@ from photon.cli.dispatcher import init
 from photon.cli.options import config_option, path_option
 from photon.cli.registry import add_set, export, release_hold, replace_replica, retire_set, scan
 from photon.cluster.roles import ROLES, Role, serve_role
+from photon.cluster.supervisor import die_with_parent
+from photon.cluster.topology import read_system
 from photon.core.settings import PIPELINE_ROLES
 
 _NAMES = "Datacenter (`east`); the second process of its kind there is `east/1`."
@@ -25,11 +27,7 @@ def _group(role: Role) -> click.Group:
         "--name", required=True, help=_NAMES if role.name in PIPELINE_ROLES else "Name of the replica."
     )
     def serve(config: Path | None, topology: Path | None, name: str) -> None:
-        from photon.cluster.supervisor import die_with_parent
-
         die_with_parent()  # before anything that takes time
-        from photon.cluster.topology import read_system
-
         serve_role(role.name, read_system(config, topology), name)
 
     return group

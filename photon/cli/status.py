@@ -5,20 +5,16 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
 
 from photon.cli.options import json_flag, system_options
+from photon.cluster.ledgers import ledger_of
 from photon.cluster.registry_access import RESUME, has_ended
-from photon.cluster.statuses import fates_of, whole
+from photon.cluster.statuses import Sample, Status, StatusReader, fates_of
 from photon.cluster.told import fates_line, group_line, groups_of, line_of, verdict
 from photon.cluster.topology import Topology, find_system
-
-if TYPE_CHECKING:
-    from photon.cluster.statuses import Sample
-
-Status = Mapping[str, Any]
 
 _WATCH_S: Final = 2.0
 _WIDTH = 24
@@ -35,15 +31,13 @@ def command(work: Path | None, config: Path | None, as_json: bool, watch: bool) 
     process does not answer, if the fates of a datacenter do not add up to the events read, or if a joiner
     registered what stands in no output.
     """
-    from photon.cluster.statuses import StatusReader
-
     topology = find_system(work, config)
     if work is not None and has_ended(work):
         _tell_of_ended(topology, work, as_json)
     with contextlib.closing(StatusReader(topology)) as reader:
         while True:
             sample = reader.read()
-            fates = {status["datacenter"]: fates_of(status) for status in whole(sample.of("dispatcher"))}
+            fates = sample.fates()
             if as_json:
                 page = json.dumps({**sample.statuses, "fates": fates})
             else:
@@ -59,8 +53,8 @@ def command(work: Path | None, config: Path | None, as_json: bool, watch: bool) 
     raise SystemExit(1 if sample.silent() or wrong else 0)
 
 
-def _page(sample: "Sample", why_silent: Mapping[str, str], fates: Mapping[str, Status]) -> str:
-    lines = [verdict(sample, fates)]
+def _page(sample: Sample, why_silent: Mapping[str, str], fates: Mapping[str, Status]) -> str:
+    lines = [verdict(sample)]
     for name, status in sample.answered().items():
         lines.append(f"{name:<{_WIDTH}}{line_of(status)}")
     for name in sample.silent():
@@ -72,8 +66,6 @@ def _page(sample: "Sample", why_silent: Mapping[str, str], fates: Mapping[str, S
 
 
 def _tell_of_ended(topology: Topology, work: Path, as_json: bool) -> NoReturn:
-    from photon.cluster.ledgers import ledger_of
-
     fates = {p.datacenter: fates_of(ledger_of(topology, p)) for p in topology.pipelines}
     if as_json:
         click.echo(json.dumps({**dict.fromkeys(topology.titles()), "ended": True, "fates": fates}))

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from photon.cli.options import config_option, json_flag, logs_option, parse_time_us, work_option
+from photon.cli.options import config_option, json_flag, logs_option, parse_time_us, run_in, work_option
 from photon.cluster.ledgers import known_to
 from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.statuses import working
@@ -90,8 +90,8 @@ def command(
     if given["export"] and (work is not None or registry is not None):
         raise UsageError("--export: the registry itself or an export of it is asked, not both")
     elsewhere = registry is not None or bool(given["export"])
-    if work is None and not elsewhere and (Path(out[0]) / ".photon" / "topology.json").is_file():
-        work = Path(out[0]) / ".photon"
+    if work is None and not elsewhere:
+        work = run_in(out[0])
     work = None if work is None else work.absolute()
     run = None if work is None else read_topology(work / "topology.json")
     settings = settings_of(config, run, work)

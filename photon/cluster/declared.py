@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from millwheel.computation import Batch, BatchComputation, BatchContext
 from millwheel.engine.records import take, values_of
@@ -56,6 +57,17 @@ class _AskingRegistry(BatchComputation):
         return self._closing.enter_context(registry.client(_TIMEOUT_S)), settings
 
 
+def _won(client: "RegistryClient", ids: bytes, times: bytes, token: bytes, what: str) -> npt.NDArray[np.intp]:
+    """Rows whose marks the token has. ValueError if the registry has forgotten `what` of one."""
+    # An id that stands twice would lose against itself.
+    _, first, row_of = np.unique(np.frombuffer(ids, "V16"), return_index=True, return_inverse=True)
+    committed = client.commit(mark_ids(take_ids(ids, first)), take_times(times, first), token)
+    outcomes = np.frombuffer(committed, np.uint8)[row_of]
+    if (outcomes == Committed.EXPIRED).any():
+        raise ValueError(f"older than the registry remembers: whether it {what} can't be told")
+    return np.flatnonzero(outcomes == Committed.WON)
+
+
 class Declared(_AskingRegistry):
     """Reads primary events (JSON objects) without a match so far, as `millwheel.ready.Unmatched` produces
     them, and produces to `stream` those that no joiner has marked as matched. Each is marked as unmatched
@@ -86,13 +98,7 @@ class Declared(_AskingRegistry):
         times, wrong = lines.primary_times(parsed.ids, events)
         if wrong:
             raise ValueError(f"the primary event's time {next(iter(wrong.values()))}")
-        # An id that stands twice would lose against itself.
-        _, first, row_of = np.unique(np.frombuffer(parsed.ids, "V16"), return_index=True, return_inverse=True)
-        marks = mark_ids(take_ids(parsed.ids, first))
-        outcomes = np.frombuffer(client.commit(marks, take_times(times, first), UNMATCHED), np.uint8)[row_of]
-        if (outcomes == Committed.EXPIRED).any():
-            raise ValueError("older than the registry remembers: whether it is matched can't be told")
-        rows = np.flatnonzero(outcomes == Committed.WON).tolist()
+        rows = _won(client, parsed.ids, times, UNMATCHED, "is matched").tolist()
         names = [batch.names[batch.codes[row]] for row in rows]
         ctx.produce(self._stream, names, [values[row] for row in rows], batch.times[rows])
 
@@ -157,13 +163,8 @@ class Decided(_AskingRegistry):
         texts = list(map("\0".join, zip(names, map(str, batch.times.tolist()), strict=True)))
         if self._id is not None:
             texts = list(map(self._id, values_of(batch.values, len(batch))))
-        ids = mark_ids(packer.pack([f"{self._of}\0{text}" for text in texts]))
-        _, first, row_of = np.unique(np.frombuffer(ids, "V16"), return_index=True, return_inverse=True)
-        times = pack_times(batch.times[first].tolist())
-        outcomes = np.frombuffer(client.commit(take_ids(ids, first), times, self._token), np.uint8)[row_of]
-        if (outcomes == Committed.EXPIRED).any():
-            raise ValueError("older than the registry remembers: whether it was said can't be told")
-        rows = np.flatnonzero(outcomes == Committed.WON)
+        ids = packer.pack([f"{self._of}\0{text}" for text in texts])
+        rows = _won(client, ids, pack_times(batch.times), self._token, "was said")
         if len(rows):
             won = [names[row] for row in rows.tolist()]
             ctx.produce(self._stream, won, take(batch.values, rows), batch.times[rows])

@@ -156,18 +156,12 @@ class LocalCluster:
         """SIGKILL everything, for good."""
         self.supervisor.kill()
 
-    def datacenters(self) -> list[str]:
-        """Those with a pipeline first."""
-        names = [pipeline.datacenter for pipeline in self.topology.pipelines]
-        return list(dict.fromkeys([*names, *(replica.datacenter for replica in self.topology.replicas)]))
-
     def processes_of(self, datacenter: str) -> list[str]:
         """`registry-r0`, `joiner-east`, ... UsageError if there is no such datacenter."""
         found = [each.title for each in self.topology.processes() if each.datacenter == datacenter]
         if not found:
-            raise UsageError(
-                f"no process runs in a datacenter '{datacenter}'; there are: {', '.join(self.datacenters())}"
-            )
+            there = ", ".join(self.topology.datacenters)
+            raise UsageError(f"no process runs in a datacenter '{datacenter}'; there are: {there}")
         return found
 
     def kill_datacenter(self, name: str) -> None:
@@ -187,11 +181,6 @@ class LocalCluster:
         """None while it is down."""
         child = self.supervisor.children[process].process
         return None if child is None else child.pid
-
-    def is_down(self, process: str) -> bool:
-        """Whether it is kept down."""
-        child = self.supervisor.children.get(process)
-        return child is not None and child.held
 
     def _started(self, datacenter: str) -> list[str]:
         return [name for name in self.processes_of(datacenter) if name in self.supervisor.children]

@@ -24,7 +24,7 @@ from photon.logs.files import check_patterns, find, glob_matches
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
-_MARK: Final = "run"
+MARK: Final = "run"
 """In the joined logs of each output: whose they are."""
 
 
@@ -32,8 +32,17 @@ _WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.pat
 """A link may lead from a pattern to the output, or from the output into a pattern."""
 
 
-def check_run(patterns: Sequence[str], out: Path, work: Path, settings: Settings) -> None:
-    """What is wrong with any run that reads logs like these and writes there. UsageError, SettingsError."""
+def check_run(
+    primary: Sequence[str], foreign: Sequence[str], out: Path, work: Path, settings: Settings
+) -> list[str]:
+    """What is wrong with any run that reads these logs, or other sources, and writes there: nobody is waited
+    for. The patterns of those that are logs. UsageError, SettingsError."""
+    for side, texts in (("primary", primary), ("foreign", foreign)):
+        for text in filter(is_source, texts):
+            make_source(text, fields_of(settings, side)).close()
+    for text in settings.joiner.sinks:
+        make_sink(text, "check").close()
+    patterns = [text for text in (*primary, *foreign) if not is_source(text)]
     roots = settings.joiner.output_roots
     check_names([*patterns, str(out.absolute()), str(work.absolute()), *roots])
     check_patterns(patterns)
@@ -42,15 +51,7 @@ def check_run(patterns: Sequence[str], out: Path, work: Path, settings: Settings
         from joiner.adapter import load_adapter
 
         load_adapter(settings.adapter.use)
-
-
-def check_sources(settings: Settings, primary: Sequence[str], foreign: Sequence[str]) -> None:
-    """UsageError for what names a source or a sink that can't be: nobody is waited for."""
-    for side, texts in (("primary", primary), ("foreign", foreign)):
-        for text in filter(is_source, texts):
-            make_source(text, fields_of(settings, side)).close()
-    for text in settings.joiner.sinks:
-        make_sink(text, "check").close()
+    return patterns
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -99,7 +100,7 @@ def check_outputs(out: Path, work: Path, roots: Sequence[str]) -> None:
                     raise SettingsError(f"joiner.output_roots: {where}; name one outside")
         trees[root] = tree
         for above in tree.parents:
-            if above.name == "joined" and os.path.isfile(above / _MARK):
+            if above.name == "joined" and os.path.isfile(above / MARK):
                 raise SettingsError(
                     f"{root} lies within the joined logs of another run, {above.parent}; name one outside"
                 )
@@ -166,8 +167,8 @@ def check_same_run(
     `joiners`: datacenter -> how many run there; `joined_lines`: in the output. SettingsError, UsageError,
     CorruptStateError, StorageError.
     """
-    path, mark = work / "run.json", out / "joined" / _MARK
-    marks = {root: Path(root) / "joined" / _MARK for root in settings.joiner.output_roots}
+    path, mark = work / "run.json", out / "joined" / MARK
+    marks = {root: Path(root) / "joined" / MARK for root in settings.joiner.output_roots}
     runs = {"datacenters": list(joiners), "joiners": dict(joiners)}
     now = {
         "registry.shards": settings.registry.shards,

@@ -13,15 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, LockedError, StorageError, UnavailableError, UsageError
 from photon.raft.store import HardState, read_groups, read_identity, read_peers
-
-if TYPE_CHECKING:
-    from idregistry.coordinator import Table
 
 LOOK_S: Final = 2.0
 _GROUP: Final = "group-0000"
@@ -178,7 +175,8 @@ def members_of(work: Path, count: int) -> Members:
         return Members(fresh, frozenset(), [], forgot=fresh, mostly_lost=True)
     from idregistry.coordinator import TABLE_FILE, Table, read_table
 
-    table = max((read_table(path) for path in home.glob(f"*/{TABLE_FILE}")), key=_age, default=Table())
+    tables = map(read_table, home.glob(f"*/{TABLE_FILE}"))
+    table = max(tables, key=lambda one: one.age, default=Table())
     names = sorted(row.name for row in table.replicas) or [f"r{number}" for number in range(count)]
     # Whoever is taking a place has lost nothing, and founds nothing, however far it has come.
     joining = frozenset(() if table.leaving is None else table.leaving[1:])
@@ -248,10 +246,6 @@ def _ended(replica: Path) -> DirectoryLock:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_POLL_S)
-
-
-def _age(table: "Table") -> tuple[int, int, int]:
-    return table.age
 
 
 @contextlib.contextmanager

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
+from photon.cluster.topology import Pipeline, Process, Replica, Topology
 from photon.connect.importer import copies_of
 from photon.core.addresses import joined, parts, split_address
 from photon.core.clock import SystemClock
+from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import (
     AddressInUseError,
     CorruptStateError,
@@ -34,13 +36,12 @@ from photon.core.errors import (
 )
 from photon.core.protocol import mark
 from photon.core.settings import identity_digest
-from photon.rpc.network import Tls, expiry_complaint
+from photon.core.signals import on_termination
+from photon.rpc.network import Network, Tls, expiry_complaint
 
 # The nursery imports this before all else, and the rooms take long: they are imported, where they are needed.
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-    from photon.cluster.topology import Pipeline, Process, Replica, Topology
-    from photon.rpc.network import Network
 
 LOOK_EVERY_S: Final = 6 * 3600.0
 _LOOK_AFTER_S: Final = 1.0
@@ -76,12 +77,12 @@ class Role:
     """Of that command's help."""
     imports: tuple[str, ...]
     """What the nursery imports before it forks one."""
-    make: "Callable[[Topology, Process, Network, _Fail], _Server]"
+    make: Callable[[Topology, Process, Network, _Fail], _Server]
     stops: int
     """Its place among those that are stopped, down the stream, so that nobody loses whom it still needs."""
-    processes: "Callable[[Topology], int]"
+    processes: Callable[[Topology], int]
     """How many of them a datacenter has, or, of replicas, the system."""
-    asks: "Callable[[str, float, Network], _Asks] | None" = None
+    asks: Callable[[str, float, Network], _Asks] | None = None
     """A client of the process at the address; None: replicas are asked by the registry's."""
     reads_on: bool = False
     """It sends new events into the system: started once all else is known to be well."""
@@ -91,10 +92,8 @@ class Role:
     """Before it ends; that may take its time."""
 
 
-def serve_role(role: str, topology: "Topology", name: str) -> None:
+def serve_role(role: str, topology: Topology, name: str) -> None:
     """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
-    from photon.core.signals import on_termination
-
     # A registry replica has files and sockets for each of its shards: as many as the system allows.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # "unlimited" may be more than the kernel's own limit
@@ -127,13 +126,13 @@ def serve_role(role: str, topology: "Topology", name: str) -> None:
     server.stop()
 
 
-def _home(topology: "Topology", process: "Process") -> Path:
+def _home(topology: Topology, process: Process) -> Path:
     if process.role == "registry":
         return Path(topology.replica(process.name).directory)
     return topology.pipeline(process.datacenter).home(process.role, process.number)
 
 
-def _start(topology: "Topology", process: "Process", server: _Server, network: "Network") -> None:
+def _start(topology: Topology, process: Process, server: _Server, network: Network) -> None:
     """AddressInUseError if one of its ports is taken; for that of metrics before anybody is served."""
     watch_expiry(network.tls)
     started = threading.Event()
@@ -170,7 +169,7 @@ def _end(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> None:
+def watch_expiry(tls: Tls | None) -> None:
     """Complain in the log, now and every few hours, once the certificate that was loaded ends soon: a newer
     file counts after a restart only."""
     if tls is None:
@@ -179,7 +178,7 @@ def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> Non
 
     def watch() -> None:
         while True:
-            complaint = expiry_complaint(tls, now_s())
+            complaint = expiry_complaint(tls, time.time())
             if complaint is not None:
                 log.warning("%s", complaint)
             time.sleep(LOOK_EVERY_S)
@@ -187,7 +186,7 @@ def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> Non
     threading.Thread(target=watch, name="expiry", daemon=True).start()
 
 
-def _registry(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+def _registry(topology: Topology, process: Process, network: Network, fail: _Fail) -> _Server:
     from idregistry import server
     from idregistry.rules.commands import Row
 
@@ -209,14 +208,14 @@ def _registry(topology: "Topology", process: "Process", network: "Network", fail
     return made
 
 
-def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
+def _raft_listen(replica: Replica, network: Network) -> tuple[str, int]:
     if replica.listen_raft:
         return split_address(replica.listen_raft, f"'replicas.{replica.name}.listen_raft'")
     host, port = replica.raft_address
     return network.bind.strip("[]") or host, port
 
 
-def _importer(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+def _importer(topology: Topology, process: Process, network: Network, fail: _Fail) -> _Server:
     from photon.connect.server import ImporterServer
 
     pipeline = topology.pipeline(process.datacenter)
@@ -233,7 +232,7 @@ def _importer(topology: "Topology", process: "Process", network: "Network", fail
     )
 
 
-def _eventstore(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+def _eventstore(topology: Topology, process: Process, network: Network, fail: _Fail) -> _Server:
     from eventstore.server import EventStoreServer
 
     pipeline = topology.pipeline(process.datacenter)
@@ -243,7 +242,7 @@ def _eventstore(topology: "Topology", process: "Process", network: "Network", fa
         topology.settings,
         listen=process.address,
         directory=home,
-        patterns=topology.primary_of(pipeline),
+        patterns=topology.patterns_of(pipeline, "primary"),
         dead_letters=topology.dead_letters_directory(process.datacenter),
         clock=SystemClock(),
         drain=topology.drain,
@@ -257,10 +256,8 @@ def _eventstore(topology: "Topology", process: "Process", network: "Network", fa
     return _Watched(server, fail, lambda: _recognise(registry, home))
 
 
-def _make_directories(topology: "Topology", pipeline: "Pipeline") -> None:
+def _make_directories(topology: Topology, pipeline: Pipeline) -> None:
     """Those of the copies that an importer makes: it may be slower than who reads them."""
-    from photon.core.disk import make_directory, storage_errors
-
     for side, texts in topology.sources_of(pipeline).items():
         for text in texts:
             directory = copies_of(pipeline.home("importer"), side, text)
@@ -281,7 +278,7 @@ def _recognise(registry: "RegistryClient", home: Path) -> None:
     registry.close()
 
 
-def _joiner(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+def _joiner(topology: Topology, process: Process, network: Network, fail: _Fail) -> _Server:
     from eventstore.client import EventStoreClient
     from joiner.server import JoinerServer
     from joiner.worker import Home, Worker
@@ -302,7 +299,7 @@ def _joiner(topology: "Topology", process: "Process", network: "Network", fail: 
     return JoinerServer(Worker(settings, joiner, registry, eventstore, SystemClock(), fail), network)
 
 
-def _dispatcher(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+def _dispatcher(topology: Topology, process: Process, network: Network, fail: _Fail) -> _Server:
     from dispatcher.server import DispatcherServer
     from dispatcher.shares import Place
     from eventstore.client import EventStoreClient
@@ -331,7 +328,7 @@ def _dispatcher(topology: "Topology", process: "Process", network: "Network", fa
         datacenter=process.datacenter,
         listen=process.address,
         directory=pipeline.home("dispatcher", 0 if place is None else process.number),
-        patterns=topology.foreign_of(pipeline),
+        patterns=topology.patterns_of(pipeline, "foreign"),
         dead_letters=topology.dead_letters_directory(process.datacenter),
         registry=_registry_client(topology, process.datacenter, network),
         joiner=joiner,
@@ -373,7 +370,7 @@ class _Watched:
             self._fail(error)
 
 
-def _registry_client(topology: "Topology", datacenter: str, network: "Network") -> "RegistryClient":
+def _registry_client(topology: Topology, datacenter: str, network: Network) -> "RegistryClient":
     from idregistry.client import RegistryClient
 
     replicas = [replica.grpc for replica in topology.nearest_first(datacenter)]
@@ -381,25 +378,25 @@ def _registry_client(topology: "Topology", datacenter: str, network: "Network") 
     return RegistryClient(replicas, timeout_s, SystemClock(), random.Random(), network)
 
 
-def _asks_importer(address: str, timeout_s: float, network: "Network") -> _Asks:
+def _asks_importer(address: str, timeout_s: float, network: Network) -> _Asks:
     from photon.connect.client import ImporterClient
 
     return ImporterClient(address, timeout_s, network)
 
 
-def _asks_eventstore(address: str, timeout_s: float, network: "Network") -> _Asks:
+def _asks_eventstore(address: str, timeout_s: float, network: Network) -> _Asks:
     from eventstore.client import EventStoreClient
 
     return EventStoreClient([address], timeout_s, network=network)
 
 
-def _asks_joiner(address: str, timeout_s: float, network: "Network") -> _Asks:
+def _asks_joiner(address: str, timeout_s: float, network: Network) -> _Asks:
     from joiner.client import JoinerClient
 
     return JoinerClient([address], timeout_s, network=network)
 
 
-def _asks_dispatcher(address: str, timeout_s: float, network: "Network") -> _Asks:
+def _asks_dispatcher(address: str, timeout_s: float, network: Network) -> _Asks:
     from dispatcher.client import DispatcherClient
 
     return DispatcherClient(address, timeout_s, network)
@@ -409,7 +406,7 @@ _ROWS: Final = (
     Role(
         name="registry",
         text="The IdRegistry: one process hosts a replica of every shard.",
-        imports=("photon.cli.roles", "photon.cluster.topology", "idregistry.server"),
+        imports=("photon.cli.roles", "idregistry.server"),
         make=_registry,
         stops=2,
         processes=lambda topology: topology.settings.registry.replicas,
@@ -417,7 +414,7 @@ _ROWS: Final = (
     Role(
         name="importer",
         text="The importer: copies events from Kafka or tables into log files.",
-        imports=("photon.cluster.topology", "photon.connect.server"),
+        imports=("photon.connect.server",),
         make=_importer,
         stops=0,
         fills_logs=True,
@@ -427,7 +424,7 @@ _ROWS: Final = (
     Role(
         name="eventstore",
         text="The EventStore: finds primary events in cache and logs.",
-        imports=("photon.cluster.topology", "eventstore.server", "idregistry.client"),
+        imports=("eventstore.server", "idregistry.client"),
         make=_eventstore,
         stops=2,
         processes=lambda topology: topology.settings.eventstore.processes,
@@ -436,7 +433,7 @@ _ROWS: Final = (
     Role(
         name="joiner",
         text="The joiner: joins, registers, writes.",
-        imports=("photon.cluster.topology", "eventstore.client", "idregistry.client", "joiner.server"),
+        imports=("eventstore.client", "idregistry.client", "joiner.server"),
         make=_joiner,
         stops=1,
         completes_files=True,
@@ -446,13 +443,7 @@ _ROWS: Final = (
     Role(
         name="dispatcher",
         text="The dispatcher: reads foreign events and keeps them until joined.",
-        imports=(
-            "photon.cluster.topology",
-            "eventstore.client",
-            "idregistry.client",
-            "joiner.client",
-            "dispatcher.server",
-        ),
+        imports=("eventstore.client", "idregistry.client", "joiner.client", "dispatcher.server"),
         make=_dispatcher,
         stops=0,
         reads_on=True,

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from dispatcher.workers import check_workers
 from joiner.output_files import count_joined
 from photon.cluster.ledgers import ledger_of
 from photon.cluster.local_cluster import LocalCluster, on_free_ports, placed, unlisted_files
@@ -28,19 +29,12 @@ from photon.cluster.preflight import (
     check_matches,
     check_run,
     check_same_run,
-    check_sources,
 )
 from photon.cluster.registry_replicas import clear_unfounded, members_of, replacing
 from photon.cluster.roles import ROLES
 from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
 from photon.cluster.supervisor import Launcher
-from photon.cluster.topology import (
-    DATACENTER_NAMES,
-    JOINER_FILES,
-    REGISTRY,
-    Topology,
-    unplaced,
-)
+from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, REGISTRY, Topology, unplaced
 from photon.connect.stdin import STDIN, copy_stdin, follow_stdin, pattern_of
 from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock
@@ -215,8 +209,6 @@ def running(
 
     `renew`: replicas that lost their disks are replaced.
     """
-    from dispatcher.workers import check_workers
-
     topology = cluster.topology
     for pipeline in topology.pipelines:
         check_workers(pipeline.home("dispatcher"), len(pipeline.dispatchers))
@@ -337,12 +329,11 @@ def join(
     settings = replace(settings, joiner=joiner)
     names, roots = DATACENTER_NAMES[:datacenters], settings.joiner.output_roots
     primary, foreign, piped = _with_stdin(primary, foreign, work)
-    check_sources(settings, primary, foreign)
-    logs = [one for one in (*primary, *foreign) if not is_source(one)]
-    check_run(logs, out, work, settings)
-    for side, patterns in () if follow else (("primary", primary), ("foreign", foreign)):
-        if side != piped and not any(map(is_source, patterns)):
-            check_matches(side, patterns)
+    logs = check_run(primary, foreign, out, work, settings)
+    if not follow:
+        for side, patterns in (("primary", primary), ("foreign", foreign)):
+            if side != piped and not any(map(is_source, patterns)):
+                check_matches(side, patterns)
     check_apart(logs, out, work, names, roots)
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)

@@ -54,6 +54,10 @@ class Sample:
         """Those (of these roles) that did not answer."""
         return [name for name, status in self.statuses.items() if status is None and name.startswith(roles)]
 
+    def fates(self) -> dict[str, dict[str, Any]]:
+        """Datacenter -> the fates of its events (fates_of), by what its dispatchers that answered say."""
+        return {row["datacenter"]: fates_of(row) for row in whole(self.of("dispatcher"))}
+
     def has_quorum(self) -> bool:
         """The registry's directory, and each of its shards, by what any replica says."""
         replicas = self.of("registry")

@@ -30,12 +30,12 @@ def group_line(group: Status) -> str:
     return "; ".join(parts)
 
 
-def verdict(sample: Sample, fates: Mapping[str, Status]) -> str:
+def verdict(sample: Sample) -> str:
     """Whether all is well; else what is not, the worst first, and how much more there is.
 
     Of complete files that are gone it says nothing: their readers may take them away.
     """
-    replicas = sample.of("registry")
+    replicas, fates = sample.of("registry"), sample.fates()
     wrong = [f"{name} does not answer" for name in sample.silent()]
     if replicas and not sample.has_quorum():
         wrong.append("the registry has no quorum")

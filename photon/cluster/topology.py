@@ -121,6 +121,12 @@ class Topology:
     run: str = ""
     """Of one on this machine, whose ports are another's when it has ended."""
 
+    @property
+    def datacenters(self) -> list[str]:
+        """Those with a pipeline first."""
+        names = [p.datacenter for p in self.pipelines] + [r.datacenter for r in self.replicas]
+        return list(dict.fromkeys(filter(None, names)))
+
     def network(self, datacenter: str) -> Network:
         """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
         return replace(network_of(self.settings, datacenter), run=self.run)
@@ -182,14 +188,8 @@ class Topology:
         found = self.processes(role)
         return _named(found, [process.name for process in found], name, kind)
 
-    def primary_of(self, pipeline: Pipeline) -> list[str]:
-        """Patterns of its log files, the copies of sources among them."""
-        return self._patterns(pipeline, "primary")
-
-    def foreign_of(self, pipeline: Pipeline) -> list[str]:
-        return self._patterns(pipeline, "foreign")
-
-    def _patterns(self, pipeline: Pipeline, side: str) -> list[str]:
+    def patterns_of(self, pipeline: Pipeline, side: str) -> list[str]:
+        """Patterns of its log files of a side, the copies of sources among them."""
         return patterns_of(pipeline.home("importer"), side, self._logs(pipeline, side))
 
     def shares_of(self, pipeline: Pipeline) -> int:

@@ -26,12 +26,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from photon.console.pages import Pages
+from photon.console.pages import Act, Pages
 from photon.core.disk import storage_errors
 from photon.core.errors import PhotonError, UnavailableError, UsageError
-
-Act = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""What is asked for -> what came of it. UsageError for a request that can't be."""
 
 STREAMS_MAX: Final = 32
 EVERY_S: Final = 2.0

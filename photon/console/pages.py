@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -12,7 +13,7 @@ from typing import Any, Final
 from dispatcher.client import DispatcherClient
 from photon.cluster.dead_letters import FATES, Filter, count_letters, read_letters
 from photon.cluster.explain import Asked, explain, joined_lines
-from photon.cluster.statuses import Sample, Status, fates_of, whole
+from photon.cluster.statuses import Sample, Status
 from photon.cluster.told import groups_of, line_of, verdict
 from photon.cluster.topology import Pipeline, Topology
 from photon.console.history import History
@@ -23,6 +24,8 @@ from photon.core.fates import Fate
 from photon.logs.formats import json_lines
 
 Query = Mapping[str, str]
+Act = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""What is asked for -> what came of it. UsageError for a request that can't be."""
 
 LETTERS_A_PAGE: Final = 50
 WAITING_SHOWN: Final = 200
@@ -32,29 +35,26 @@ _AGE_EDGES_S: Final = (1, 10, 60, 600, 3600, 86_400)
 _TRIES_EDGES: Final = (1, 3, 10, 30)
 
 
-class Pages:
-    """Thread-safe. `add` is told of each sample; `acts`: what this console may be asked to do, by name."""
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a console shows and does beside what statuses tell. `acts`: what it may be asked to do, by name;
+    `millwheel`: asks a run of it (photon.cluster.wheels.ask); `down`: datacenters that are out, and how;
+    `links`: {between, state} of each link between two; `checks`: {ok, text} of what was checked lately."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        index: JoinedIndex | None,
-        millwheel: Callable[..., Mapping[str, Any]] | None = None,
-        acts: tuple[str, ...] = (),
-        down: Callable[[], Mapping[str, str]] = dict,
-        links: Callable[[], list[dict[str, Any]]] = list,
-        checks: Callable[[], list[dict[str, Any]]] = list,
-    ) -> None:
-        """`millwheel`: asks a run of it (photon.cluster.wheels.ask). `down`: datacenters that
-        are out, and how; `links`: {between, state} of each link between two; `checks`: {ok, text} of what was
-        checked lately."""
+    acts: Mapping[str, Act] = field(default_factory=dict)
+    millwheel: Callable[..., Mapping[str, Any]] | None = None
+    down: Callable[[], Mapping[str, str]] = dict
+    links: Callable[[], list[dict[str, Any]]] = list
+    checks: Callable[[], list[dict[str, Any]]] = list
+
+
+class Pages:
+    """Thread-safe. `add` is told of each sample."""
+
+    def __init__(self, topology: Topology, index: JoinedIndex | None, beside: Beside) -> None:
         self._topology = topology
         self._index = index
-        self._millwheel = millwheel
-        self._acts = acts
-        self._down = down
-        self._links = links
-        self._checks = checks
+        self._beside = beside
         self._lock = Lock()
         self._history = History()
         self._sample: Sample | None = None
@@ -67,27 +67,26 @@ class Pages:
             self._history.add(sample, time.time())
             self._sample, self._why_silent = sample, dict(why_silent)
 
-    def _look(self) -> tuple[Sample, dict[str, dict[str, Any]]]:
+    def _look(self) -> Sample:
         with self._lock:
             sample = self._sample
         if sample is None:
             raise UnavailableError("no process was asked yet; again in a moment")
-        rows = whole(sample.of("dispatcher"))
-        return sample, {row["datacenter"]: fates_of(row) for row in rows}
+        return sample
 
     def now(self, query: Query) -> dict[str, Any]:
         """{verdict, well, fates, history, processes, datacenters, links, checks, acts}; of the history
         what is after ?after, in seconds since 1970."""
-        sample, fates = self._look()
-        said = verdict(sample, fates)
+        sample = self._look()
+        said = verdict(sample)
         with self._lock:
             history = self._history.told(_number(query.get("after", "")))
             why = dict(self._why_silent)
-        down = self._down()
+        down = self._beside.down()
         return {
             "verdict": said,
             "well": said.startswith("all well"),
-            "fates": fates,
+            "fates": sample.fates(),
             "history": history,
             "processes": {
                 name: f"does not answer ({why.get(name, 'no answer yet')})"
@@ -95,16 +94,10 @@ class Pages:
                 else line_of(status)
                 for name, status in sample.statuses.items()
             },
-            "datacenters": {
-                name: down.get(name, "up")
-                for name in dict.fromkeys(
-                    [p.datacenter for p in self._topology.pipelines]
-                    + [replica.datacenter for replica in self._topology.replicas if replica.datacenter]
-                )
-            },
-            "links": self._links(),
-            "checks": self._checks(),
-            "acts": list(self._acts),
+            "datacenters": {name: down.get(name, "up") for name in self._topology.datacenters},
+            "links": self._beside.links(),
+            "checks": self._beside.checks(),
+            "acts": list(self._beside.acts),
         }
 
     def event(self, query: Query) -> dict[str, Any]:
@@ -137,7 +130,7 @@ class Pages:
     def waiting(self, _: Query) -> dict[str, Any]:
         """{datacenters: {name: {waiting, bytes, paused, behind, unended, primary_logs, ages, tries, next,
         silent}}}: `ages`, `tries` and `next` of the WAITING_SHOWN that are tried next."""
-        sample, _fates = self._look()
+        sample = self._look()
         return {"datacenters": {p.datacenter: self._waits(p, sample) for p in self._topology.pipelines}}
 
     def _waits(self, pipeline: Pipeline, sample: Sample) -> dict[str, Any]:
@@ -198,7 +191,7 @@ class Pages:
             "letters": [one | {"event": one["event"][:LINE_CHARS_MAX]} for one in shown[:LETTERS_A_PAGE]],
             "skip": skip,
             "more": len(shown) > LETTERS_A_PAGE,
-            "acts": list(self._acts),
+            "acts": list(self._beside.acts),
         }
 
     def _kinds(self, directory: Path) -> list[dict[str, Any]]:
@@ -211,13 +204,13 @@ class Pages:
 
     def registry(self, _: Query) -> dict[str, Any]:
         """{replicas: what each says, or None; quorum}"""
-        sample, _fates = self._look()
+        sample = self._look()
         replicas = {name: one for name, one in sample.statuses.items() if name.startswith("registry")}
         return {"replicas": replicas, "quorum": sample.has_quorum()}
 
     def members(self, _: Query) -> dict[str, Any]:
         """{groups, processes: {name: what it says}}: who has which shares."""
-        sample, _fates = self._look()
+        sample = self._look()
         rest = {name: one for name, one in sample.statuses.items() if not name.startswith("registry")}
         return {
             "groups": dict(groups_of(sample)),
@@ -226,13 +219,14 @@ class Pages:
 
     def millwheel(self, query: Query) -> dict[str, Any]:
         """{status, why, acts}: `why` of the computation ?name. {} where there is none."""
-        if self._millwheel is None:
+        ask = self._beside.millwheel
+        if ask is None:
             return {}
         name = query.get("name", "")
         return {
-            "status": self._millwheel("status"),
-            "why": self._millwheel("why", name) if name else None,
-            "acts": list(self._acts),
+            "status": ask("status"),
+            "why": ask("why", name) if name else None,
+            "acts": list(self._beside.acts),
         }
 
 

@@ -1,5 +1,6 @@
 """Serves the console from a thread of a process that has other things to do, or as one of its own."""
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -13,9 +14,9 @@ import uvicorn
 from photon.cluster.dead_letters import FATES, REPLAYED, Filter, count_letters, replay_in
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import Topology
-from photon.console.app import Act, Audit, make_app
+from photon.console.app import Audit, make_app
 from photon.console.index import JoinedIndex
-from photon.console.pages import Pages
+from photon.console.pages import Act, Beside, Pages
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.errors import AddressInUseError, PhotonError, UsageError
@@ -36,11 +37,7 @@ class Console:
         listen: str,
         or_any: bool = False,
         ask: bool = True,
-        acts: Mapping[str, Act] | None = None,
-        down: Callable[[], Mapping[str, str]] = dict,
-        links: Callable[[], list[dict[str, Any]]] = list,
-        checks: Callable[[], list[dict[str, Any]]] = list,
-        millwheel: Callable[..., Mapping[str, Any]] | None = None,
+        beside: Beside | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`work`: where its index and its audit log are; `or_any`: another port will do, if that is taken.
@@ -55,9 +52,9 @@ class Console:
         self._notice = notice
         self._index = _index_of(topology, work, notice)
         self._closing = threading.Event()
-        acts = acts or {}
-        self.pages = Pages(topology, self._index, millwheel, tuple(acts), down, links, checks)
-        app = make_app(self.pages, [*_LOOPBACK, host], acts, Audit(work / "console.jsonl"))
+        beside = beside or Beside()
+        self.pages = Pages(topology, self._index, beside)
+        app = make_app(self.pages, [*_LOOPBACK, host], beside.acts, Audit(work / "console.jsonl"))
         config = uvicorn.Config(
             app,
             log_level="critical",
@@ -107,14 +104,11 @@ class Console:
             self._notice(f"the console has ended: {error!r}")
 
     def _ask(self) -> None:
-        reader = StatusReader(self._topology)
-        try:
+        with contextlib.closing(StatusReader(self._topology)) as reader:
             while not self._closing.is_set():
                 began = time.monotonic()
                 self.pages.add(reader.read(), reader.why_silent)
                 self._closing.wait(max(0.0, 1.0 - (time.monotonic() - began)))
-        finally:
-            reader.close()
 
 
 def _bound(host: str, port: int, listen: str, or_any: bool) -> socket.socket:

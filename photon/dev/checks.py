@@ -80,8 +80,8 @@ def logs_are_joined(topology: Topology, work: Path, complete: bool) -> Check:
     `complete`: everything that was logged was to have its fate.
     """
     foreign, primary = (
-        tuple(dict.fromkeys(pattern for p in topology.pipelines for pattern in of(p)))
-        for of in (topology.foreign_of, topology.primary_of)
+        tuple(dict.fromkeys(text for p in topology.pipelines for text in topology.patterns_of(p, side)))
+        for side in ("foreign", "primary")
     )
     question = Question(foreign, (topology.output,), primary, complete=complete)
     try:

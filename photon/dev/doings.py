@@ -4,6 +4,7 @@ import contextlib
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -15,6 +16,27 @@ DOING_S_MAX: Final = 10.0
 Asked = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Planned from the start, in seconds after all was up. `restore_after_s`: after the kill; None: it stays
+    down."""
+
+    datacenter: str
+    after_s: float
+    restore_after_s: float | None
+
+    @property
+    def ends_s(self) -> float:
+        """When there is nothing more to do."""
+        return self.after_s + (self.restore_after_s or 0.0)
+
+    def acts(self) -> list[tuple[float, str, Asked]]:
+        """When, and what is asked for then."""
+        of = {"datacenter": self.datacenter}
+        restored: list[tuple[float, str, Asked]] = [(self.ends_s, "restore", of)]
+        return [(self.after_s, "kill", of), *(restored if self.restore_after_s is not None else ())]
+
+
 class Doings:
     """Asked for from any thread, done by the run's own.
 
@@ -23,7 +45,9 @@ class Doings:
     so many `ms` a round trip, `mend`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outage: Outage | None = None) -> None:
+        self.outage = outage
+        self._planned = [] if outage is None else outage.acts()
         self._asked: SimpleQueue[tuple[str, Asked, Future[str]]] = SimpleQueue()
         self.down: dict[str, str] = {}
         """Datacenters that are out: "killed", "frozen" or "full"."""
@@ -40,8 +64,11 @@ class Doings:
             answer.cancel()
             raise UnavailableError("the run does nothing any more: it starts, or ends") from error
 
-    def step(self, cluster: LocalCluster, links: Links) -> Iterator[str]:
-        """Do what was asked for; what to tell of it."""
+    def step(self, cluster: LocalCluster, links: Links, seconds: float) -> Iterator[str]:
+        """Do what was asked for, and what was planned for so long after the start; what to tell of it."""
+        while self._planned and seconds >= self._planned[0][0]:
+            _, what, of = self._planned.pop(0)
+            self._asked.put((what, of, Future()))
         while not self._asked.empty():
             what, asked, answer = self._asked.get()
             if answer.done():

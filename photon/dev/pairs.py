@@ -8,9 +8,8 @@ import hashlib
 import operator
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,9 +103,8 @@ class LiveCheck:
     """From `start` to `stop`. A joiner that starts again may write a line anew while the logs are read: what
     is wrong is told when it is found a second time."""
 
-    def __init__(self, joined: Path, check: Callable[[Path], PairsReport] | None = None) -> None:
+    def __init__(self, joined: Path) -> None:
         self._joined = joined
-        self._check = check or partial(check_pairs, with_sha256=False)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live-check", daemon=True)
         self._wrong = ""
@@ -125,7 +123,7 @@ class LiveCheck:
 
     def step(self) -> int:
         """One look; how many lines there are."""
-        report = self._check(self._joined)
+        report = check_pairs(self._joined, with_sha256=False)
         found = {
             "join an event again": report.repeated,
             "hold another primary event than the one they name": report.mismatched,

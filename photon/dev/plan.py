@@ -1,21 +1,14 @@
 """Who runs where in `photon dev`: as in section 4 of the paper, unless the settings say otherwise."""
 
-import dataclasses
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from photon.cluster.local_cluster import placed
 from photon.cluster.registry_replicas import Members, members_of
-from photon.cluster.topology import (
-    Pipeline,
-    Topology,
-    check_processes,
-    read_topology,
-    topology_of,
-    unplaced,
-)
+from photon.cluster.topology import Pipeline, Topology, check_processes, read_topology, topology_of, unplaced
 from photon.core.disk import make_directory
 from photon.core.errors import UsageError
 from photon.core.settings import PIPELINE_ROLES, DatacenterPlace, Settings
@@ -54,17 +47,13 @@ def plan_dev(
     """
     if settings.replicas or settings.datacenters:
         return _described(settings, work, out, primary, foreign)
-    settings = dataclasses.replace(
-        settings, registry=dataclasses.replace(settings.registry, replicas=replicas)
-    )
+    settings = replace(settings, registry=replace(settings.registry, replicas=replicas))
     members = members_of(work, replicas)
-    topology = dataclasses.replace(
-        unplaced(settings, primary, foreign, out, drain=False), regions=dict(REGIONS)
-    )
+    topology = replace(unplaced(settings, primary, foreign, out, drain=False), regions=dict(REGIONS))
     sites = replica_sites(members, replicas, _sites_before(work))
     topology = placed(topology, members, sites, PIPELINE_SITES[:datacenters], work, rng)
     pipelines = [_reading(pipeline, work, primary) for pipeline in topology.pipelines]
-    topology = dataclasses.replace(topology, pipelines=pipelines)
+    topology = replace(topology, pipelines=pipelines)
     check_processes(topology)
     return topology
 
@@ -114,7 +103,7 @@ def _reading(pipeline: Pipeline, work: Path, primary: Sequence[str]) -> Pipeline
     if primary:
         return pipeline
     queries, clicks = _patterns(work, pipeline.datacenter)
-    return dataclasses.replace(pipeline, primary=(queries,), foreign=(clicks,))
+    return replace(pipeline, primary=(queries,), foreign=(clicks,))
 
 
 def _patterns(work: Path, datacenter: str) -> tuple[str, str]:
@@ -128,8 +117,8 @@ def _described(
     places = {
         name: _read_by(place, work, name, primary, foreign) for name, place in settings.datacenters.items()
     }
-    system = dataclasses.replace(settings.system, work=str(work.absolute()), out=str(out.absolute()))
-    topology = topology_of(dataclasses.replace(settings, system=system, datacenters=places))
+    system = replace(settings.system, work=str(work.absolute()), out=str(out.absolute()))
+    topology = topology_of(replace(settings, system=system, datacenters=places))
     check_on_this_machine(topology)
     return topology
 
@@ -141,9 +130,7 @@ def _read_by(
     if not place.joiners or (not primary and (place.primary or place.foreign)):
         return place
     queries, clicks = _patterns(work, name)
-    return dataclasses.replace(
-        place, primary=tuple(primary) or (queries,), foreign=tuple(foreign) or (clicks,)
-    )
+    return replace(place, primary=tuple(primary) or (queries,), foreign=tuple(foreign) or (clicks,))
 
 
 def check_on_this_machine(topology: Topology) -> None:

@@ -1,6 +1,6 @@
 """`photon dev`: start a whole system, feed it, show it, play its outage, stop it, check what it wrote.
 
-OutagePlay (when to kill and restore) and Finishing (when all that was written has its fate) are pure.
+Finishing (when all that was written has its fate) is pure.
 """
 
 import json
@@ -13,19 +13,12 @@ from typing import Any, Final
 
 from photon.cluster.begun import READY
 from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
-from photon.cluster.preflight import (
-    check_apart,
-    check_directories,
-    check_leaders,
-    check_run,
-    check_same_run,
-    check_sources,
-)
+from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
 from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.run import STALL_S, Ground, RunLoop, Watch, holding, running
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
-from photon.connect.uris import is_source
+from photon.connect.importer import SIDES
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
@@ -43,43 +36,6 @@ FED_SETTLED_S: Final = 15.0
 FINISH_S_MAX: Final = 60.0
 """However it goes on, it is over then. Nothing is lost by that."""
 _WHEEL: Final = "millwheel"
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """`restore_after_s`: after the kill; None: it stays down."""
-
-    datacenter: str
-    after_s: float
-    restore_after_s: float | None
-
-    @property
-    def ends_s(self) -> float:
-        """When there is nothing more to do."""
-        return self.after_s + (self.restore_after_s or 0.0)
-
-
-class OutagePlay:
-    """Kills and restores when their times have come, once each."""
-
-    def __init__(
-        self, outage: Outage, kill: Callable[[str], object], restore: Callable[[str], object]
-    ) -> None:
-        self._outage = outage
-        self._acts: list[tuple[float, str, Callable[[str], object]]] = [(outage.after_s, "is killed", kill)]
-        if outage.restore_after_s is not None:
-            self._acts.append((outage.ends_s, "is restored", restore))
-        self.killed: list[str] = []
-        """The datacenter, while it is kept down."""
-
-    def step(self, seconds: float) -> str | None:
-        """Do what is due so long after the start; what to tell of it, if anything."""
-        if not self._acts or seconds < self._acts[0][0]:
-            return None
-        _, what, act = self._acts.pop(0)
-        act(self._outage.datacenter)
-        self.killed = [self._outage.datacenter] if what == "is killed" else []
-        return f"datacenter {self._outage.datacenter} {what} after {seconds:.1f} s"
 
 
 class Finishing:
@@ -137,9 +93,8 @@ class DevJob:
     queries_per_s: float = 1_000.0
     clicks_per_s: float = 200.0
     seconds: float | None = None
-    outage: Outage | None = None
     seed: int = 1
-    doings: Doings | None = None
+    doings: Doings = field(default_factory=Doings)
     watch: Watch | None = None
     wheel: Path | None = None
     """Work directory of a MillWheel over the joined events; None: there is none."""
@@ -156,7 +111,7 @@ def run_dev(job: DevJob, view: View) -> dict[str, Any]:
             asked = (job.settings, job.work, job.out, job.primary, job.foreign, job.datacenters)
             topology = plan_dev(*asked, random.Random(), job.replicas)
             _check_planned(job, topology, ground.joined_before)
-            with Links(topology, proxied=job.doings is not None and not job.settings.replicas) as links:
+            with Links(topology, proxied=job.watch is not None and not job.settings.replicas) as links:
                 run = _Run(job, links, ground, view)
                 run.run()
             return summary_of(topology, job.work, ground.joined_before, run.course)
@@ -172,11 +127,9 @@ class _Run:
         self._topology = topology = links.topology
         self._told_to_stop = ground.told_to_stop
         make_logs(topology, job.work)
-        self._cluster = cluster = LocalCluster(topology, job.work, ground.launcher)
-        self._play = None
-        if job.outage is not None:
-            cluster.processes_of(job.outage.datacenter)  # or there is none
-            self._play = OutagePlay(job.outage, cluster.kill_datacenter, cluster.restore_datacenter)
+        self._cluster = LocalCluster(topology, job.work, ground.launcher)
+        if job.doings.outage is not None:
+            self._cluster.processes_of(job.doings.outage.datacenter)  # or there is none
         self._feeder: Feeder | None = None
         self._window = Window()
         self._began = time.monotonic()
@@ -244,19 +197,14 @@ class _Run:
         if self._told_to_stop or self.course.feeder_failed:
             return True
         seconds, limit = self._seconds, self._job.seconds
-        while self._play is not None and (said := self._play.step(seconds)) is not None:
-            self._view.notice(said)
-            self.course.killed = self._play.killed
-        if self._job.doings is not None:
-            for said in self._job.doings.step(self._cluster, self._links):
-                self._view.notice(f"{said} after {seconds:.1f} s")
-                self.course.killed = self._job.doings.silent
+        for said in self._job.doings.step(self._cluster, self._links, seconds):
+            self._view.notice(f"{said} after {seconds:.1f} s")
+        self.course.killed = self._job.doings.silent
         return limit is not None and seconds >= limit
 
     def _end_feed(self) -> None:
-        if self._job.doings is not None:
-            self._job.doings.end(self._cluster, self._links)
-            self.course.killed = self.course.killed and self._job.doings.silent
+        self._job.doings.end(self._cluster, self._links)
+        self.course.killed = self._job.doings.silent
         if self._feeder is not None:
             self._feeder.stop()
             self._tell_of_feeder()
@@ -320,9 +268,7 @@ def _check(job: DevJob) -> None:
         raise UsageError(
             "--primary and --foreign go together: existing logs of both, or none for generated ones"
         )
-    check_sources(job.settings, job.primary, job.foreign)
-    logs = [one for one in (*job.primary, *job.foreign) if not is_source(one)]
-    check_run(logs, job.out, job.work, job.settings)
+    check_run(job.primary, job.foreign, job.out, job.work, job.settings)
     check_directories((job.out, job.work, *map(Path, job.settings.joiner.output_roots)))
 
 
@@ -335,7 +281,7 @@ def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
             "sections out, or name your own logs with --primary and --foreign"
         )
     names = [pipeline.datacenter for pipeline in topology.pipelines]
-    patterns = [p for one in topology.pipelines for p in topology.primary_of(one) + topology.foreign_of(one)]
+    patterns = [text for p in topology.pipelines for side in SIDES for text in topology.patterns_of(p, side)]
     check_apart(patterns, job.out, job.work, names, settings.joiner.output_roots)
     joiners = {pipeline.datacenter: len(pipeline.joiners) for pipeline in topology.pipelines}
     check_same_run(job.work, job.out, settings, joiners, joined_before)

@@ -258,13 +258,11 @@ class View(Display):
 def document_of(look: Look) -> dict[str, Any]:
     """The look as plain values, for `--json`."""
     figures = look.figures
+    pipelines = [asdict(row) | {"state": look.state_of(row)} for row in figures.pipelines]
     return {
         "seconds": round(look.seconds, 1),
         "phase": look.phase,
-        "datacenters": {
-            row.datacenter: {**_without(asdict(row), "datacenter"), "state": look.state_of(row)}
-            for row in figures.pipelines
-        },
+        "datacenters": {row.pop("datacenter"): row for row in pipelines},
         "shards": [asdict(row) for row in figures.shards],
         "replicas": figures.replicas,
         "replicas_up": figures.replicas_up,
@@ -316,7 +314,3 @@ def _number(value: int | None) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def _without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != key}

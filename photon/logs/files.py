@@ -180,8 +180,8 @@ def check_patterns(patterns: Sequence[str]) -> None:
             is_there = fixed.exists()
         except PermissionError as error:
             raise UsageError(
-                f"{fixed} cannot be looked at ({error.strerror}, from '{pattern}'); see to the permissions of "
-                "the directories above it"
+                f"{fixed} cannot be looked at ({error.strerror}, from '{pattern}'); see to the permissions "
+                "of the directories above it"
             ) from error
         if not is_there:
             kind = "file or directory" if not glob.has_magic(pattern) else "directory"

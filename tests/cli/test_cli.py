@@ -13,7 +13,7 @@ import click
 import pytest
 
 from photon.cli import main as cli
-from photon.cli.examples import EXAMPLES
+from photon.cli.main import EXAMPLES
 from tests.system import write_lines
 
 

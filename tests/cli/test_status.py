@@ -26,7 +26,7 @@ def test_a_joiner_that_registered_what_stands_in_no_output_is_told_of_and_ends_i
     told = {"unwritten": 0, "gone": 0, "missing_file": None, "unknown": 0, "trouble": None} | account
     sample = statuses.Sample(0.0, {"joiner-east": {"account": told}, "dispatcher-east": DISPATCHER})
     reader = SimpleNamespace(read=lambda: sample, close=lambda: None, why_silent={})
-    monkeypatch.setattr(statuses, "StatusReader", lambda _: reader)
+    monkeypatch.setattr(status, "StatusReader", lambda _: reader)
     monkeypatch.setattr(status, "find_system", lambda *_: None)
     config = tmp_path / "photon.toml"
     config.touch()
@@ -71,9 +71,7 @@ FINE = {
 )
 def test_the_verdict_names_what_is_wrong(name, told, said):
     def verdict_of(answers):
-        sample = statuses.Sample(0.0, answers)
-        fates = {one["datacenter"]: statuses.fates_of(one) for one in sample.of("dispatcher")}
-        return status.verdict(sample, fates)
+        return status.verdict(statuses.Sample(0.0, answers))
 
     assert verdict_of(FINE) == "all well: 3 processes answer, 0 events wait to be joined"
     assert verdict_of({**FINE, name: told}).startswith(f"NOT WELL: {said}")
@@ -82,7 +80,7 @@ def test_the_verdict_names_what_is_wrong(name, told, said):
 def test_of_many_troubles_the_worst_are_named_and_the_others_counted():
     silent = statuses.Sample(0.0, {f"joiner-{n}": None for n in range(5)})
     named = "; ".join(f"joiner-{n} does not answer" for n in range(3))
-    assert status.verdict(silent, {}) == f"NOT WELL: {named}; and 2 more below"
+    assert status.verdict(silent) == f"NOT WELL: {named}; and 2 more below"
 
 
 def test_watch_asks_again_until_it_is_stopped(monkeypatch, tmp_path):
@@ -94,7 +92,7 @@ def test_watch_asks_again_until_it_is_stopped(monkeypatch, tmp_path):
         return statuses.Sample(0.0, answer)
 
     reader = SimpleNamespace(read=read, close=lambda: None, why_silent={})
-    monkeypatch.setattr(statuses, "StatusReader", lambda _: reader)
+    monkeypatch.setattr(status, "StatusReader", lambda _: reader)
     monkeypatch.setattr(status, "find_system", lambda *_: None)
     monkeypatch.setattr(status, "_WATCH_S", 0.0)
     done = CliRunner().invoke(status.command, ["--config", str(tmp_path), "--watch"])

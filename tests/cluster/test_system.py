@@ -76,7 +76,7 @@ def test_every_process_has_its_place():
     ]  # fmt: skip
     assert [p.datacenter for p in topology.pipelines] == ["east", "west"]  # west-2 has a replica only
     assert topology.process("eventstore", "east/1").address == "es-1:7410"
-    assert topology.primary_of(topology.pipeline("west")) == ["/logs/queries*"]
+    assert topology.patterns_of(topology.pipeline("west"), "primary") == ["/logs/queries*"]
     assert topology.replica("r2").raft_address == ("fd00::2", 7401)
     assert topology.replica("r1").listen_grpc == "0.0.0.0:17400"
 
@@ -282,9 +282,9 @@ def test_a_pipeline_reads_the_copies_of_its_sources():
     }  # fmt: skip
     assert topology.sources_of(topology.pipeline("east")) == {}
     home = pipeline.home("importer")
-    plain, copies = topology.primary_of(pipeline)
+    plain, copies = topology.patterns_of(pipeline, "primary")
     assert (plain, Path(copies).parent.parent) == ("/logs/queries*", home / "primary")
-    assert Path(topology.foreign_of(pipeline)[0]).parent.parent == home / "foreign"
+    assert Path(topology.patterns_of(pipeline, "foreign")[0]).parent.parent == home / "foreign"
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from photon.core.errors import UnavailableError, UsageError
-from photon.dev.doings import Doings
+from photon.dev.doings import Doings, Outage
 from photon.dev.pairs import LiveCheck, PairsReport
 from tests.waiting import wait_until
 
 
-def test_what_is_wrong_is_told_when_it_is_found_again():
+def test_what_is_wrong_is_told_when_it_is_found_again(monkeypatch):
     reports = [
         PairsReport(),
         PairsReport(3),
@@ -20,7 +20,8 @@ def test_what_is_wrong_is_told_when_it_is_found_again():
         PairsReport(5, repeated=1),
         PairsReport(6),
     ]
-    check = LiveCheck("joined", lambda _: reports.pop(0))
+    monkeypatch.setattr("photon.dev.pairs.check_pairs", lambda *_, **__: reports.pop(0))
+    check = LiveCheck("joined")
     told = []
     while reports:
         check.step()
@@ -105,7 +106,7 @@ def outages(monkeypatch, nap):
 
     def run():
         while not over.wait(0.005):
-            notices.extend(doings.step(cluster, links))
+            notices.extend(doings.step(cluster, links, 0.0))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -132,6 +133,25 @@ def test_outages_are_done_by_the_thread_of_the_run_and_answered(outages):
     assert doings.ask("restore", of("east")) == "datacenter east is restored"
     assert cluster.done == [("kill", "east"), ("freeze", "west"), ("restore", "west"), ("restore", "east")]
     wait_until(lambda: len(notices) == 3)
+
+
+@pytest.mark.parametrize("restore_after_s", [10.0, None])
+def test_a_planned_outage_kills_and_restores_once_each_when_their_times_have_come(
+    nap, monkeypatch, restore_after_s
+):
+    monkeypatch.setattr("photon.dev.doings._OUTAGES", {"kill": (lambda c, d: c.kill_(d), "killed")})
+    outage, cluster = Outage("east", 20.0, restore_after_s), Cluster(nap)
+    doings = Doings(outage)
+    times = (0.0, 19.9, 20.0, 20.1, 29.9, 30.0, 31.0)
+    told = {at: said for at in times for said in doings.step(cluster, FakeLinks(), at)}
+    killed, restored = {20.0: "datacenter east is killed"}, {30.0: "datacenter east is restored"}
+    if restore_after_s is None:
+        assert told == killed and doings.silent == ["east"] and outage.ends_s == 20.0
+        doings.end(cluster, FakeLinks())
+        assert doings.silent == ["east"] and cluster.done == [("kill", "east")]
+    else:
+        assert told == killed | restored and not doings.silent and outage.ends_s == 30.0
+        assert cluster.done == [("kill", "east"), ("restore", "east")]
 
 
 def test_a_full_disk_is_one_to_each_process_of_the_datacenter_until_it_is_restored(outages, nap, tmp_path):
@@ -177,4 +197,4 @@ def test_a_run_that_is_at_its_end_does_nothing(monkeypatch, nap):
     doings = Doings()
     with pytest.raises(UnavailableError, match="starts, or ends"):
         doings.ask("kill", of("east"))
-    assert list(doings.step(Cluster(nap), FakeLinks())) == [] and doings.down == {}
+    assert list(doings.step(Cluster(nap), FakeLinks(), 0.0)) == [] and doings.down == {}

@@ -15,7 +15,6 @@ from photon.dev.checks import (
     summary_of,
 )
 from photon.dev.plan import logs_of
-from photon.dev.run import Outage, OutagePlay
 from tests.system import write_lines
 
 NAMES = ("east", "west")
@@ -159,24 +158,6 @@ def test_logs_that_are_not_there_or_too_large_are_not_verified(run, monkeypatch)
         (logs_of(run.work, name) / "clicks" / "a.jsonl").unlink()
     check = run.check()
     assert check.ok is None and "nothing to verify: no file matches" in check.text
-
-
-def test_an_outage_kills_and_restores_once_each_when_their_times_have_come():
-    done = []
-    outage = Outage("east", 20.0, 10.0)
-    play = OutagePlay(
-        outage, lambda name: done.append(("kill", name)), lambda name: done.append(("up", name))
-    )
-    said = [play.step(at) for at in (0.0, 19.9, 20.0, 20.1, 29.9, 30.0, 31.0)]
-    assert done == [("kill", "east"), ("up", "east")]
-    assert [text is not None for text in said] == [False, False, True, False, False, True, False]
-    assert not play.killed and outage.ends_s == 30.0
-
-
-def test_an_outage_without_an_end_leaves_the_datacenter_down():
-    play = OutagePlay(Outage("east", 1.0, None), lambda _: None, lambda _: pytest.fail("restored"))
-    assert [play.step(at) is None for at in (1.0, 100.0)] == [False, True]
-    assert play.killed
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, "in 0.0 s (-)"), (2.0, "in 2.0 s (500/s)")])

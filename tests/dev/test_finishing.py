@@ -118,6 +118,13 @@ def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):
     assert run.course.cut_short and loop.turns == 3
 
 
+def test_what_was_killed_and_not_restored_stays_so_after_the_feed(tmp_path):
+    run = run_in(tmp_path, [])
+    run._job.doings.down = {"east": "killed"}
+    run._feed(SilentLoop())
+    assert run.course.killed == ["east"]
+
+
 def test_nobody_else_can_run_on_the_output_before_it_is_summed_up(tmp_path, monkeypatch):
     def sum_up(*_):
         for directory in (tmp_path / "work", tmp_path / "out" / "joined"):

@@ -70,7 +70,7 @@ def test_two_pipelines_are_in_two_regions_and_each_reads_its_own_logs(plan, tmp_
 
 def test_the_processes_of_a_datacenter_are_known_by_its_name(plan, tmp_path):
     cluster = LocalCluster(plan(), tmp_path / "work", FreshLauncher())
-    assert cluster.datacenters() == ["east", "west", "east-2", "west-2", "central"]
+    assert cluster.topology.datacenters == ["east", "west", "east-2", "west-2", "central"]
     assert cluster.processes_of("east") == [
         "registry-r0", "eventstore-east", "joiner-east", "dispatcher-east"
     ]  # fmt: skip
@@ -121,8 +121,8 @@ def test_given_logs_are_read_by_all_and_nothing_is_generated(plan, tmp_path):
     topology = plan(primary=["q/*.jsonl"], foreign=["/c/*.jsonl"])
     assert fed_datacenters(topology, tmp_path / "work") == []
     for pipeline in topology.pipelines:
-        assert topology.foreign_of(pipeline) == ["/c/*.jsonl"]
-        assert topology.primary_of(pipeline)[0].endswith("/q/*.jsonl")
+        assert topology.patterns_of(pipeline, "foreign") == ["/c/*.jsonl"]
+        assert topology.patterns_of(pipeline, "primary")[0].endswith("/q/*.jsonl")
 
 
 def test_a_system_of_settings_is_used_as_it_is(plan, tmp_path):

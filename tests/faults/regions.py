@@ -55,7 +55,7 @@ def cut_one_way(system: FaultSystem, rng: random.Random) -> None:
 
 def lose_a_datacenter(system: FaultSystem, rng: random.Random) -> None:
     """SIGKILL of all its processes; they start again on their disks."""
-    datacenter = rng.choice(system.dev.datacenters())
+    datacenter = rng.choice(system.topology.datacenters)
     system.dev.kill_datacenter(datacenter)
     try:
         system.run_for(rng.uniform(0.5, 3.0))
@@ -99,4 +99,4 @@ def _joined_by(system: FaultSystem, datacenter: str) -> int:
 
 def _sites(system: FaultSystem) -> dict[str, str]:
     """Datacenter -> region, of those that there are."""
-    return {name: system.topology.regions[name] for name in system.dev.datacenters()}
+    return {name: system.topology.regions[name] for name in system.topology.datacenters}

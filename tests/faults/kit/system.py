@@ -440,11 +440,11 @@ class FaultSystem:
         """Whether those that are not kept down have nothing in hand."""
         joiners = self.topology.processes("joiner")
         processes = {joiner.title for joiner in joiners if joiner.datacenter in set(datacenters)}
-        up = {process for process in processes if not self.dev.is_down(process)}
+        down = {name for name, child in self.dev.supervisor.children.items() if child.held}
         statuses = self.statuses(("joiner-",))
         return all(
             name in statuses and not statuses[name]["in_flight"] and not statuses[name]["unresolved"]
-            for name in up
+            for name in processes - down
         )
 
     def _expects_lines(self) -> bool:
