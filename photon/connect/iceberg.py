@@ -37,14 +37,12 @@ _NEVER_WORKS: Final = (
 _RETRIES: Final = "commit.retry.num-retries"
 
 
-def make_sink(uri: Uri, writer: str) -> "IcebergSink":
-    """Of `iceberg://CATALOG/NAMESPACE.TABLE`. Options: `every_s` and `mib`, how long lines wait for others
-    and up to how many; the catalog's properties, beside those that pyiceberg's configuration has of it."""
-    return IcebergSink(uri, writer)
-
-
 class IcebergSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `iceberg://CATALOG/NAMESPACE.TABLE`.
+
+    Options: `every_s` and `mib`, how long lines wait for others and up to how many; the catalog's properties,
+    beside those that pyiceberg's configuration has of it.
+    """
 
     guarantee = Guarantee.ATOMIC
 

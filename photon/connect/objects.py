@@ -34,14 +34,12 @@ _CLIENT: Final = ("allow_http", "timeout", "connect_timeout", "proxy_url")
 _RETRIES: Final = 2
 
 
-def make_sink(uri: Uri, writer: str) -> "ObjectSink":
-    """Of `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///DIRECTORY`. Options: `format`; `every_s` and
-    `mib`, how long lines wait for others and up to how many; the store's settings."""
-    return ObjectSink(uri, writer)
-
-
 class ObjectSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///DIRECTORY`.
+
+    Options: `format`; `every_s` and `mib`, how long lines wait for others and up to how many; the store's
+    settings.
+    """
 
     guarantee = Guarantee.ATOMIC
 

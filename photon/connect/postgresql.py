@@ -44,12 +44,6 @@ INSERT INTO {} (id, event) SELECT key, line::json FROM unnest(%b::text[], %b::te
 ON CONFLICT (id) DO NOTHING"""
 
 
-def make_sink(uri: Uri, writer: str) -> "PostgresqlSink":
-    """Of `postgresql://USER@HOST/DATABASE`. Options: `table`; `key`, the field that rows are kept by; libpq's
-    parameters."""
-    return PostgresqlSink(uri, writer)
-
-
 def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tuple[Any, ...]]":
     """A connection on which no statement and no lock takes longer than ASK_S. psycopg.Error."""
     connection = psycopg.connect(conninfo, autocommit=autocommit)
@@ -59,7 +53,8 @@ def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tu
 
 
 class PostgresqlSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `postgresql://USER@HOST/DATABASE`. Options: `table`; `key`, the field that
+    rows are kept by; libpq's parameters."""
 
     guarantee = Guarantee.ATOMIC
     batch_bytes = 1 << 20

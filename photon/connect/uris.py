@@ -19,16 +19,16 @@ _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://")
 _TABLES: Final = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet"}
 _OURS: Final[dict[str, dict[str, str]]] = {
     "source": {
-        "kafka": "photon.connect.kafka:make_source",
+        "kafka": "photon.connect.kafka:KafkaSource",
         "csv": "photon.connect.tables:make_csv",
         "parquet": "photon.connect.tables:make_parquet",
     },
     "sink": {
-        "kafka": "photon.connect.kafka_sink:make_sink",
-        "postgresql": "photon.connect.postgresql:make_sink",
-        "iceberg": "photon.connect.iceberg:make_sink",
-        "otlp": "photon.connect.traces:make_sink",
-        **dict.fromkeys(("s3", "gs", "az", "file"), "photon.connect.objects:make_sink"),
+        "kafka": "photon.connect.kafka_sink:KafkaSink",
+        "postgresql": "photon.connect.postgresql:PostgresqlSink",
+        "iceberg": "photon.connect.iceberg:IcebergSink",
+        "otlp": "photon.connect.traces:TraceSink",
+        **dict.fromkeys(("s3", "gs", "az", "file"), "photon.connect.objects:ObjectSink"),
     },
 }
 _EXTRAS: Final = {
