@@ -26,14 +26,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from photon.logs.files import Chunk
+from photon.logs.files import Chunk, is_object
 from photon.logs.packed import is_packed
 from spark.reading.lines import (
     LogFile,
     LogSet,
     Range,
     chunks_of,
-    is_object,
     local_file,
     log_files,
     rows_of_parquet,
