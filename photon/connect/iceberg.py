@@ -20,8 +20,8 @@ from pyiceberg.exceptions import (
 )
 
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri, batching
-from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
+from photon.connect.uris import Uri, batching, in_words
+from photon.core.errors import UsageError
 from photon.logs.parquet import rows_of, schema_of
 from photon.logs.writer import LogPosition
 
@@ -65,7 +65,7 @@ class IcebergSink:
             self._table = None
             return None
         except Exception as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
         place = self._table.properties.get(PLACE + self._writer)
         return None if place is None else LogPosition(*map(int, place.split("-")))
 
@@ -87,16 +87,10 @@ class IcebergSink:
                 transaction.append(rows, snapshot_properties=place)
                 transaction.set_properties(place)
         except Exception as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
 
     def close(self) -> None:
         self._catalog = self._table = None
-
-    def _in_words(self, error: Exception) -> PhotonError:
-        told = f"{self._uri.shown}: {first_line(error)}"
-        if isinstance(error, _NEVER_WORKS):
-            return UsageError(told)
-        return UnavailableError(f"{told}; tried again")
 
 
 def _merged(known: Iterable[Any], found: Iterable[Any]) -> list[Any]:
