@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from photon.connect.ports import Batch, Fields, Loss, Runs, Source, State
+from photon.connect.ports import Batch, Fields, Loss, Runs, State
 from photon.connect.uris import is_source, make_source, parse_uri
 from photon.core.clock import Background, Backoff
 from photon.core.disk import LmdbFile, make_directory, storage_errors
@@ -219,7 +219,6 @@ class Import:
         self,
         text: str,
         side: str,
-        source: Source,
         directory: Path,
         settings: Settings,
         drain: bool,
@@ -227,9 +226,10 @@ class Import:
         fail: Callable[[BaseException], None],
         may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
-        """CorruptStateError, StorageError. `fail` is told of what no other try will mend; until `may_begin`,
-        nothing is read."""
-        self._name, self.side, self._source, self._drain = parse_uri(text).shown, side, source, drain
+        """UsageError for a source that can't be; CorruptStateError, StorageError. `fail` is told of what no
+        other try will mend; until `may_begin`, nothing is read."""
+        self._name, self.side, self._drain = parse_uri(text).shown, side, drain
+        self._source = make_source(text, fields_of(settings, side))
         self._directory, self._settings = copies_of(directory, side, text), settings.imports
         self._notice, self._fail, self._may_begin = notice, fail, may_begin
         self._copies = Copies(self._directory, settings.imports.file_bytes_max)
@@ -351,8 +351,7 @@ def copying(
     with contextlib.ExitStack() as running:
         for side, texts in sources.items():
             for text in texts:
-                source = make_source(text, fields_of(settings, side))
-                one = Import(text, side, source, directory, settings, False, notice, failed.append)
+                one = Import(text, side, directory, settings, False, notice, failed.append)
                 one.start()
                 running.callback(one.stop)
         yield failed
@@ -367,8 +366,7 @@ def copy_all(
     """
     for text in sources:
         failed: list[BaseException] = []
-        source = make_source(text, fields_of(settings, side))
-        one = Import(text, side, source, directory, settings, True, notice, failed.append)
+        one = Import(text, side, directory, settings, True, notice, failed.append)
         one.start()
         try:
             while not (one.finished or failed):
