@@ -41,7 +41,7 @@ from photon.cluster.topology import (
     Topology,
     unplaced,
 )
-from photon.connect.stdin import STDIN, copy_stdin, follow_stdin, pattern_of
+from photon.connect.importer import STDIN, copy_stdin, follow_stdin, stdin_pattern
 from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
@@ -358,7 +358,7 @@ def _with_stdin(
         raise UsageError("standard input (-) can be one of the logs only")
     for side in piped:
         check_directories((work / _STDIN,))
-        sides[side] = [pattern_of(work / _STDIN, side) if one == STDIN else one for one in sides[side]]
+        sides[side] = [stdin_pattern(work / _STDIN, side) if one == STDIN else one for one in sides[side]]
     return sides["primary"], sides["foreign"], next(iter(piped), None)
 
 

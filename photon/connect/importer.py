@@ -11,7 +11,9 @@ turn, whatever the number of records.
 
 import contextlib
 import hashlib
+import os
 import re
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -375,3 +377,47 @@ def copy_all(
             one.stop()
         if failed:
             raise failed[0]
+
+
+# --- Standard input: it is copied into a log file, and read there as any other.
+#
+# It can't be asked for again what it brought before, so each run has a file of its own. Who pipes the same
+# events into the next run has them told as duplicates.
+
+STDIN: Final = "-"
+_READ_BYTES: Final = 1 << 20
+
+
+def stdin_pattern(directory: Path, side: str) -> str:
+    """Of the log files that standard input is copied into."""
+    return str(directory / f"stdin-{side}-*.jsonl")
+
+
+def copy_stdin(directory: Path, side: str, file_bytes_max: int, fd: int = 0) -> None:
+    """Return when it ends and all of it is durable, the last line too if it has no end. DiskFullError,
+    StorageError, OSError."""
+    with contextlib.closing(RotatingLog(directory, f"stdin-{side}", file_bytes_max)) as log:
+        if log.position.offset:
+            log.rotate()
+        rest = b""
+        while block := os.read(fd, _READ_BYTES):
+            lines, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                log.append(lines + newline)
+        if rest:
+            log.append(rest + b"\n")
+        log.sync()
+
+
+def follow_stdin(directory: Path, side: str, file_bytes_max: int, notice: Callable[[str], None]) -> None:
+    """The same in a thread, which tells how it ended."""
+
+    def copy() -> None:
+        try:
+            copy_stdin(directory, side, file_bytes_max)
+        except (PhotonError, OSError) as error:
+            notice(f"standard input is read no more: {told(error)}")
+        else:
+            notice("standard input has ended")
+
+    threading.Thread(target=copy, name="stdin", daemon=True).start()
