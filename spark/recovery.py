@@ -23,11 +23,11 @@ from photon.core.columns import pack_times, parse_path
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
-from photon.logs.files import Chunk
+from photon.logs.files import Chunk, is_object
 from spark.losses import Loss, LostEvents, Survey
 from spark.options import SCAN_TIMEOUT_S
 from spark.reading.events import parsed
-from spark.reading.lines import ChunkParser, LogSet, Parse, fixed_binary, for_joined, is_object
+from spark.reading.lines import ChunkParser, LogSet, Parse, fixed_binary, for_joined
 from spark.reading.paths import existing, input_paths, output_paths
 from spark.registered import registered, signed, unsigned
 from spark.session import spark_failures

@@ -35,7 +35,7 @@ from photon.cluster.roles import ROLES
 from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
 from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, REGISTRY, Topology, unplaced
-from photon.connect.stdin import STDIN, copy_stdin, follow_stdin, pattern_of
+from photon.connect.importer import STDIN, copy_stdin, follow_stdin, stdin_pattern
 from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
@@ -360,7 +360,7 @@ def _with_stdin(
         raise UsageError("standard input (-) can be one of the logs only")
     for side in piped:
         check_directories((work / _STDIN,))
-        sides[side] = [pattern_of(work / _STDIN, side) if one == STDIN else one for one in sides[side]]
+        sides[side] = [stdin_pattern(work / _STDIN, side) if one == STDIN else one for one in sides[side]]
     return sides["primary"], sides["foreign"], next(iter(piped), None)
 
 

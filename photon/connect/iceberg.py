@@ -20,8 +20,8 @@ from pyiceberg.exceptions import (
 )
 
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri, batching
-from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
+from photon.connect.uris import Uri, batching, in_words
+from photon.core.errors import UsageError
 from photon.logs.parquet import rows_of, schema_of
 from photon.logs.writer import LogPosition
 
@@ -37,14 +37,12 @@ _NEVER_WORKS: Final = (
 _RETRIES: Final = "commit.retry.num-retries"
 
 
-def make_sink(uri: Uri, writer: str) -> "IcebergSink":
-    """Of `iceberg://CATALOG/NAMESPACE.TABLE`. Options: `every_s` and `mib`, how long lines wait for others
-    and up to how many; the catalog's properties, beside those that pyiceberg's configuration has of it."""
-    return IcebergSink(uri, writer)
-
-
 class IcebergSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `iceberg://CATALOG/NAMESPACE.TABLE`.
+
+    Options: `every_s` and `mib`, how long lines wait for others and up to how many; the catalog's properties,
+    beside those that pyiceberg's configuration has of it.
+    """
 
     guarantee = Guarantee.ATOMIC
 
@@ -67,7 +65,7 @@ class IcebergSink:
             self._table = None
             return None
         except Exception as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
         place = self._table.properties.get(PLACE + self._writer)
         return None if place is None else LogPosition(*map(int, place.split("-")))
 
@@ -89,16 +87,10 @@ class IcebergSink:
                 transaction.append(rows, snapshot_properties=place)
                 transaction.set_properties(place)
         except Exception as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
 
     def close(self) -> None:
         self._catalog = self._table = None
-
-    def _in_words(self, error: Exception) -> PhotonError:
-        told = f"{self._uri.shown}: {first_line(error)}"
-        if isinstance(error, _NEVER_WORKS):
-            return UsageError(told)
-        return UnavailableError(f"{told}; tried again")
 
 
 def _merged(known: Iterable[Any], found: Iterable[Any]) -> list[Any]:

@@ -11,7 +11,9 @@ turn, whatever the number of records.
 
 import contextlib
 import hashlib
+import os
 import re
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from photon.connect.ports import Batch, Fields, Loss, Runs, Source, State
+from photon.connect.ports import Batch, Fields, Loss, Runs, State
 from photon.connect.uris import is_source, make_source, parse_uri
 from photon.core.clock import Background, Backoff
 from photon.core.disk import LmdbFile, make_directory, storage_errors
@@ -219,7 +221,6 @@ class Import:
         self,
         text: str,
         side: str,
-        source: Source,
         directory: Path,
         settings: Settings,
         drain: bool,
@@ -227,9 +228,10 @@ class Import:
         fail: Callable[[BaseException], None],
         may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
-        """CorruptStateError, StorageError. `fail` is told of what no other try will mend; until `may_begin`,
-        nothing is read."""
-        self._name, self.side, self._source, self._drain = parse_uri(text).shown, side, source, drain
+        """UsageError for a source that can't be; CorruptStateError, StorageError. `fail` is told of what no
+        other try will mend; until `may_begin`, nothing is read."""
+        self._name, self.side, self._drain = parse_uri(text).shown, side, drain
+        self._source = make_source(text, fields_of(settings, side))
         self._directory, self._settings = copies_of(directory, side, text), settings.imports
         self._notice, self._fail, self._may_begin = notice, fail, may_begin
         self._copies = Copies(self._directory, settings.imports.file_bytes_max)
@@ -351,8 +353,7 @@ def copying(
     with contextlib.ExitStack() as running:
         for side, texts in sources.items():
             for text in texts:
-                source = make_source(text, fields_of(settings, side))
-                one = Import(text, side, source, directory, settings, False, notice, failed.append)
+                one = Import(text, side, directory, settings, False, notice, failed.append)
                 one.start()
                 running.callback(one.stop)
         yield failed
@@ -367,8 +368,7 @@ def copy_all(
     """
     for text in sources:
         failed: list[BaseException] = []
-        source = make_source(text, fields_of(settings, side))
-        one = Import(text, side, source, directory, settings, True, notice, failed.append)
+        one = Import(text, side, directory, settings, True, notice, failed.append)
         one.start()
         try:
             while not (one.finished or failed):
@@ -377,3 +377,47 @@ def copy_all(
             one.stop()
         if failed:
             raise failed[0]
+
+
+# --- Standard input: it is copied into a log file, and read there as any other.
+#
+# It can't be asked for again what it brought before, so each run has a file of its own. Who pipes the same
+# events into the next run has them told as duplicates.
+
+STDIN: Final = "-"
+_READ_BYTES: Final = 1 << 20
+
+
+def stdin_pattern(directory: Path, side: str) -> str:
+    """Of the log files that standard input is copied into."""
+    return str(directory / f"stdin-{side}-*.jsonl")
+
+
+def copy_stdin(directory: Path, side: str, file_bytes_max: int, fd: int = 0) -> None:
+    """Return when it ends and all of it is durable, the last line too if it has no end. DiskFullError,
+    StorageError, OSError."""
+    with contextlib.closing(RotatingLog(directory, f"stdin-{side}", file_bytes_max)) as log:
+        if log.position.offset:
+            log.rotate()
+        rest = b""
+        while block := os.read(fd, _READ_BYTES):
+            lines, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                log.append(lines + newline)
+        if rest:
+            log.append(rest + b"\n")
+        log.sync()
+
+
+def follow_stdin(directory: Path, side: str, file_bytes_max: int, notice: Callable[[str], None]) -> None:
+    """The same in a thread, which tells how it ended."""
+
+    def copy() -> None:
+        try:
+            copy_stdin(directory, side, file_bytes_max)
+        except (PhotonError, OSError) as error:
+            notice(f"standard input is read no more: {told(error)}")
+        else:
+            notice("standard input has ended")
+
+    threading.Thread(target=copy, name="stdin", daemon=True).start()

@@ -30,14 +30,12 @@ _EOF: Final = KafkaError._PARTITION_EOF
 _GONE: Final = KafkaError._AUTO_OFFSET_RESET
 
 
-def make_source(uri: Uri, fields: Fields) -> "KafkaSource":
-    """Of `kafka://HOST:PORT/TOPIC`. Options: `group`; `key`, `timestamp` and `header.NAME`, each the name of
-    the field that it is added to the event as; `config`; librdkafka's settings."""
-    return KafkaSource(uri, fields)
-
-
 class KafkaSource:
-    """photon.connect.ports.Source. A record's number is its offset."""
+    """photon.connect.ports.Source of `kafka://HOST:PORT/TOPIC`. A record's number is its offset.
+
+    Options: `group`; `key`, `timestamp` and `header.NAME`, each the name of the field that it is added to the
+    event as; `config`; librdkafka's settings.
+    """
 
     def __init__(self, uri: Uri, fields: Fields) -> None:
         self._uri, self._topic = uri, topic_of(uri)

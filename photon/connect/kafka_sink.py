@@ -35,19 +35,9 @@ _PLACES: Final = ".photon"
 _CREATE_S: Final = 15.0
 
 
-class _Place(msgspec.Struct, frozen=True):
-    file: int
-    offset: int
-
-
-def make_sink(uri: Uri, writer: str) -> "KafkaSink":
-    """Of `kafka://HOST:PORT/TOPIC`. Options: `key`, the field whose value is the record's key; `config`;
-    librdkafka's settings."""
-    return KafkaSink(uri, writer)
-
-
 class KafkaSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `kafka://HOST:PORT/TOPIC`. Options: `key`, the field whose value is the
+    record's key; `config`; librdkafka's settings."""
 
     guarantee = Guarantee.ATOMIC
     batch_bytes = 1 << 20
@@ -87,8 +77,7 @@ class KafkaSink:
             producer.begin_transaction()
             for line, key in zip(split, keys, strict=True):
                 self._produce(topic, line, key)
-            place = msgspec.json.encode(_Place(end.file, end.offset))
-            self._produce(topic + _PLACES, place, self._writer.encode())
+            self._produce(topic + _PLACES, msgspec.json.encode(end), self._writer.encode())
             producer.commit_transaction(TRANSACTION_S)
         except KafkaException as error:
             raise in_words(self._uri, error) from error
@@ -184,10 +173,9 @@ class KafkaSink:
 
     def _parsed(self, value: bytes) -> LogPosition:
         try:
-            place = msgspec.json.decode(value, type=_Place)
+            return msgspec.json.decode(value, type=LogPosition)
         except msgspec.DecodeError as error:
             raise UsageError(
                 f"{self._uri.shown}: {self._topic}{_PLACES} holds what is no place of Photon's ({error}); "
                 "use another topic"
             ) from error
-        return LogPosition(place.file, place.offset)

@@ -23,8 +23,8 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri, batching
-from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
+from photon.connect.uris import Uri, batching, in_words
+from photon.core.errors import UnavailableError, UsageError, first_line
 from photon.logs.parquet import convert
 from photon.logs.writer import LogPosition
 
@@ -32,16 +32,15 @@ FORMATS: Final = ("jsonl", "parquet")
 _END: Final = "photon.end"
 _CLIENT: Final = ("allow_http", "timeout", "connect_timeout", "proxy_url")
 _RETRIES: Final = 2
-
-
-def make_sink(uri: Uri, writer: str) -> "ObjectSink":
-    """Of `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///DIRECTORY`. Options: `format`; `every_s` and
-    `mib`, how long lines wait for others and up to how many; the store's settings."""
-    return ObjectSink(uri, writer)
+_NEVER_WORKS: Final = (PermissionDeniedError, UnauthenticatedError)
 
 
 class ObjectSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `s3://BUCKET/PREFIX`, `gs://…`, `az://…`, `file:///DIRECTORY`.
+
+    Options: `format`; `every_s` and `mib`, how long lines wait for others and up to how many; the store's
+    settings.
+    """
 
     guarantee = Guarantee.ATOMIC
 
@@ -81,7 +80,7 @@ class ObjectSink:
             ]
             return self._end_of(max(found)) if found else None
         except BaseError as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
 
     def _end_of(self, path: str) -> LogPosition:
         start = _start_of(path)
@@ -105,16 +104,10 @@ class ObjectSink:
         except AlreadyExistsError as error:
             raise UnavailableError(f"{self._uri.shown}/{path}: it is there already") from error
         except BaseError as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
 
     def close(self) -> None:
         pass
-
-    def _in_words(self, error: Exception) -> PhotonError:
-        told = f"{self._uri.shown}: {first_line(error)}"
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-            return UsageError(told)
-        return UnavailableError(f"{told}; tried again")
 
 
 def _start_of(path: str) -> LogPosition | None:

@@ -13,9 +13,9 @@ from psycopg import errors, sql
 
 from photon.connect.keys import keys_by
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri
+from photon.connect.uris import Uri, in_words
 from photon.core.columns import split_lines
-from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
+from photon.core.errors import UnavailableError, UsageError, first_line
 from photon.logs.writer import LogPosition
 
 ASK_S: Final = 10
@@ -44,12 +44,6 @@ INSERT INTO {} (id, event) SELECT key, line::json FROM unnest(%b::text[], %b::te
 ON CONFLICT (id) DO NOTHING"""
 
 
-def make_sink(uri: Uri, writer: str) -> "PostgresqlSink":
-    """Of `postgresql://USER@HOST/DATABASE`. Options: `table`; `key`, the field that rows are kept by; libpq's
-    parameters."""
-    return PostgresqlSink(uri, writer)
-
-
 def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tuple[Any, ...]]":
     """A connection on which no statement and no lock takes longer than ASK_S. psycopg.Error."""
     connection = psycopg.connect(conninfo, autocommit=autocommit)
@@ -59,7 +53,8 @@ def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tu
 
 
 class PostgresqlSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `postgresql://USER@HOST/DATABASE`. Options: `table`; `key`, the field that
+    rows are kept by; libpq's parameters."""
 
     guarantee = Guarantee.ATOMIC
     batch_bytes = 1 << 20
@@ -93,7 +88,7 @@ class PostgresqlSink:
             row = connection.execute(_LAST_PLACE, (self._known_by,)).fetchone()
             connection.commit()
         except psycopg.Error as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
         self._place = None if row is None else LogPosition(*row)
         return self._place
 
@@ -116,7 +111,7 @@ class PostgresqlSink:
                     raise UnavailableError(f"{self._uri.shown}: somebody else writes as {self._known_by}")
                 connection.execute(self._insert, (keys, texts))
         except psycopg.Error as error:
-            raise self._in_words(error) from error
+            raise in_words(self._uri, error, _NEVER_WORKS) from error
         self._place = end
 
     def close(self) -> None:
@@ -124,9 +119,3 @@ class PostgresqlSink:
             with contextlib.suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
-
-    def _in_words(self, error: psycopg.Error) -> PhotonError:
-        told = f"{self._uri.shown}: {first_line(error)}"
-        if isinstance(error, _NEVER_WORKS):
-            return UsageError(told)
-        return UnavailableError(f"{told}; tried again")

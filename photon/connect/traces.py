@@ -78,19 +78,12 @@ def context_of(value: Any) -> Context | None:
     return Context(trace_id, span_id, bool(flags[0] & _SAMPLED))
 
 
-class _Place(msgspec.Struct, frozen=True):
-    file: int
-    offset: int
-
-
-def make_sink(uri: Uri, writer: str) -> "TraceSink":
-    """Of `otlp://HOST:PORT`. Options: `place`, the directory where it keeps how far it is; `foreign` and
-    `primary`, the fields with the traceparents, and `id`, `time`, `time_unit`; `tls=no`; `ca`; `service`."""
-    return TraceSink(uri, writer)
-
-
 class TraceSink:
-    """photon.connect.ports.Sink."""
+    """photon.connect.ports.Sink of `otlp://HOST:PORT`.
+
+    Options: `place`, the directory where it keeps how far it is; `foreign` and `primary`, the fields with the
+    traceparents, and `id`, `time`, `time_unit`; `tls=no`; `ca`; `service`.
+    """
 
     guarantee = Guarantee.KEYED
     batch_bytes = 1 << 20
@@ -123,12 +116,11 @@ class TraceSink:
                 return None
             data = self._place.read_bytes()
         try:
-            kept = msgspec.json.decode(data, type=_Place)
+            return msgspec.json.decode(data, type=LogPosition)
         except msgspec.DecodeError as error:
             raise StorageError(
                 f"{self._place}: no place of Photon's ({error}); delete it to begin anew"
             ) from error
-        return LogPosition(kept.file, kept.offset)
 
     def _connected(self) -> Any:
         if not self._secure:
@@ -158,7 +150,7 @@ class TraceSink:
                     "%s: %d spans were refused: %s", self._uri.shown, told.rejected_spans, told.error_message
                 )
         with storage_errors(self._place):
-            write_file(self._place, msgspec.json.encode(_Place(end.file, end.offset)))
+            write_file(self._place, msgspec.json.encode(end))
 
     def _spans(self, columns: Columns) -> Iterator[Span]:
         now_ns = round(self._now() * 1e9)

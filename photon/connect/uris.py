@@ -4,7 +4,6 @@ Others add schemes by entry points of the groups `photon.sources` and `photon.si
 `SinkMaker`, named as its scheme.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,22 +12,22 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from photon.connect.ports import Fields, Sink, Source
-from photon.core.errors import UsageError
+from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://")
 _TABLES: Final = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet"}
 _OURS: Final[dict[str, dict[str, str]]] = {
     "source": {
-        "kafka": "photon.connect.kafka:make_source",
+        "kafka": "photon.connect.kafka:KafkaSource",
         "csv": "photon.connect.tables:make_csv",
         "parquet": "photon.connect.tables:make_parquet",
     },
     "sink": {
-        "kafka": "photon.connect.kafka_sink:make_sink",
-        "postgresql": "photon.connect.postgresql:make_sink",
-        "iceberg": "photon.connect.iceberg:make_sink",
-        "otlp": "photon.connect.traces:make_sink",
-        **dict.fromkeys(("s3", "gs", "az", "file"), "photon.connect.objects:make_sink"),
+        "kafka": "photon.connect.kafka_sink:KafkaSink",
+        "postgresql": "photon.connect.postgresql:PostgresqlSink",
+        "iceberg": "photon.connect.iceberg:IcebergSink",
+        "otlp": "photon.connect.traces:TraceSink",
+        **dict.fromkeys(("s3", "gs", "az", "file"), "photon.connect.objects:ObjectSink"),
     },
 }
 _EXTRAS: Final = {
@@ -64,6 +63,12 @@ class Uri:
                     f"{self.shown}: unknown option '{name}'; known are: {', '.join(known) or 'none'}"
                 )
         return {**known, **self.options}
+
+
+def in_words(uri: Uri, error: Exception, never_works: tuple[type[Exception], ...]) -> PhotonError:
+    """What a sink's library has raised, as UsageError where no other try can work, else UnavailableError."""
+    told = f"{uri.shown}: {first_line(error)}"
+    return UsageError(told) if isinstance(error, never_works) else UnavailableError(f"{told}; tried again")
 
 
 def batching(uri: Uri, given: dict[str, str]) -> tuple[int, float]:
@@ -142,26 +147,11 @@ def make_sink(text: str, writer: str) -> Sink:
 
 def _maker(kind: str, uri: Uri) -> Callable[..., Any]:
     known = _schemes(kind)
-    found = known.get(uri.scheme)
-    if isinstance(found, str):
-        return _imported(found, uri)
-    if found is not None:
-        maker: Callable[..., Any] = found.load()
-        return maker
-    names = ", ".join(f"{name}://" for name in known)
-    raise UsageError(f"{uri.shown}: no {kind} is known by '{uri.scheme}://'; known are {names}")
-
-
-def _schemes(kind: str) -> dict[str, str | EntryPoint]:
-    """What makes a source or a sink of each; ours before others'."""
-    theirs = {point.name: point for point in entry_points(group=f"photon.{kind}s")}
-    return {**_OURS[kind], **{name: point for name, point in theirs.items() if name not in _OURS[kind]}}
-
-
-def _imported(place: str, uri: Uri) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
+    if uri.scheme not in known:
+        names = ", ".join(f"{name}://" for name in known)
+        raise UsageError(f"{uri.shown}: no {kind} is known by '{uri.scheme}://'; known are {names}")
     try:
-        maker: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        maker: Callable[..., Any] = known[uri.scheme].load()
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRAS:
@@ -169,6 +159,15 @@ def _imported(place: str, uri: Uri) -> Callable[..., Any]:
         extra = _EXTRAS[missing]
         raise UsageError(f"{uri.shown}: needs {missing}: pip install 'photon-joiner[{extra}]'") from error
     return maker
+
+
+def _schemes(kind: str) -> dict[str, EntryPoint]:
+    """What makes a source or a sink of each; ours before others'."""
+    group = f"photon.{kind}s"
+    points = {name: EntryPoint(name, place, group) for name, place in _OURS[kind].items()}
+    for point in entry_points(group=group):
+        points.setdefault(point.name, point)
+    return points
 
 
 def _table(text: str) -> str | None:

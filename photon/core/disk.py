@@ -10,15 +10,17 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import lmdb
+import msgspec
 
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LOCK_NAME: Final = "lock"
 _DATABASES_MAX: Final = 16
+_Kind = TypeVar("_Kind")
 _CORRUPT: Final = (
     lmdb.CorruptedError,
     lmdb.CursorFullError,
@@ -78,6 +80,17 @@ def write_file(path: Path, data: bytes, put: Callable[[Path, Path], None] = repl
     finally:
         os.close(fd)
     put(temporary, path)
+
+
+def read_json(path: Path, kind: type[_Kind]) -> _Kind | None:
+    """What `write_file` has put there as JSON; None if there is nothing. CorruptStateError, StorageError."""
+    with storage_errors(path):
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise CorruptStateError(f"{path}: {error}; restore it") from error
 
 
 def make_directory(directory: Path) -> None:

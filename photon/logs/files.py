@@ -111,6 +111,20 @@ def read_chunk(
         os.close(fd)
 
 
+def unended_line(path: str, offset: int, length: int, identity: Identity | None = None) -> Chunk | None:
+    """The last line, which has no newline in the file and gets one, if it is a JSON object. OSError as
+    read_at."""
+    line = read_at(path, offset, length, identity)
+    return Chunk(offset, offset + len(line), line + b"\n") if is_object(line) else None
+
+
+def is_object(line: bytes) -> bool:
+    """Whether it is one whole JSON object, behind any NULs."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return isinstance(msgspec.json.decode(line.lstrip(b"\0")), dict)
+    return False
+
+
 def end_of_last_line(fd: int, size: int) -> int:
     """Where a file of that size ends without what stands after its last newline."""
     position = size

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from photon.core.clock import Clock
 from photon.core.settings import Logs
 from photon.logs.files import (
@@ -28,6 +26,7 @@ from photon.logs.files import (
     read_chunk,
     shown,
     tail_of,
+    unended_line,
 )
 from photon.logs.inventory import Followed, Inventory, file_size
 from photon.logs.watch import Finder, Polling
@@ -389,7 +388,7 @@ class LogFollower:
                 -1 if file.failed else file.stalled_at,
             )
             if chunk is None and (self.drain or file.packed or file.adrift):
-                chunk = _last_line(file.path, file.read, settings.line_bytes_max, file.identity)
+                chunk = unended_line(file.path, file.read, settings.line_bytes_max, file.identity)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
                 file.suspect = True  # renamed, replaced or written anew: the scan finds out
@@ -447,14 +446,6 @@ def _read_tail(file: Followed, offset: int) -> bytes:
     """Followed.last at the offset. OSError."""
     start = max(0, offset - TAIL_BYTES_MAX)
     return tail_of(read_at(file.path, start, offset - start, file.identity))
-
-
-def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:
-    line = read_at(path, offset, line_bytes_max, identity)
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        if isinstance(msgspec.json.decode(line.lstrip(b"\0")), dict):
-            return Chunk(offset, offset + len(line), line + b"\n")
-    return None
 
 
 def _readable(path: str, offset: int) -> bool:

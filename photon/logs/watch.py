@@ -79,7 +79,9 @@ class Watch:
         if self._fd < 0:
             raise _error()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self._mutex = threading.Lock()  # over the two below
+        # Over all below, and whether the descriptors are open. Garbage collection may `close` a watch within
+        # a call of its own thread.
+        self._mutex = threading.RLock()
         self._changes = Changes()
         self._names: dict[int, list[str]] = {}  # one directory may go by several names
         self._watched: dict[str, int] = {}
@@ -128,15 +130,12 @@ class Watch:
         return refused
 
     def close(self) -> None:
-        if self._stop < 0:
-            return
-        os.eventfd_write(self._stop, 1)
+        """Any thread, and again. The thread that reads the descriptors closes them, at its end."""
+        with self._mutex:
+            if self._stop >= 0:
+                os.eventfd_write(self._stop, 1)
         if self._thread is not threading.current_thread():
             self._thread.join()
-        with self._mutex:
-            os.close(self._fd)
-            os.close(self._stop)
-            self._stop = -1
 
     def _add(self, directory: str) -> int:
         number: int = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _MASK)
@@ -149,15 +148,17 @@ class Watch:
         both.register(self._fd, select.POLLIN)
         for poll in (both, stop):
             poll.register(self._stop, select.POLLIN)
-        while True:
-            if any(fd == self._stop for fd, _ in both.poll()):
-                return
+        while not any(fd == self._stop for fd, _ in both.poll()):
             with self._mutex:
                 read = self._read()
             if read:
                 self._wake()
             if stop.poll(_GATHER_MS):
-                return
+                break
+        with self._mutex:
+            os.close(self._fd)
+            os.close(self._stop)
+            self._fd = self._stop = -1
 
     def _read(self) -> bool:
         """Take what the kernel has to tell, if anything. With the mutex."""

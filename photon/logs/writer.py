@@ -16,6 +16,7 @@ from photon.core.fates import Fate
 from photon.logs.files import end_of_last_line
 
 _NAME_DIGITS: Final = 6
+_SUFFIX: Final = ".jsonl"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,19 +28,16 @@ class LogPosition:
 
 
 class RotatingLog:
-    """Files `<directory>/<stem>-000000<suffix>`, `-000001`, ... of which the last one grows.
+    """Files `<directory>/<stem>-000000.jsonl`, `-000001`, ... of which the last one grows.
 
     For one process and any number of threads. A failed append leaves no partial line behind. After a failed
     sync nothing is known of what is on disk: every later append and sync raises the same error.
     """
 
-    def __init__(
-        self, directory: Path, stem: str, file_bytes_max: int, suffix: str = ".jsonl", first: int = 0
-    ) -> None:
+    def __init__(self, directory: Path, stem: str, file_bytes_max: int, first: int = 0) -> None:
         """Goes on in the last file there is; in number `first` if that is later."""
         self.directory = directory
         self._stem = stem
-        self._suffix = suffix
         self._file_bytes_max = file_bytes_max
         self._lock = threading.Lock()
         self._failure: StorageError | None = None
@@ -54,13 +52,13 @@ class RotatingLog:
         self._size = os.fstat(self._fd).st_size
 
     def path(self, file: int) -> Path:
-        return self.directory / f"{self._stem}-{file:0{_NAME_DIGITS}d}{self._suffix}"
+        return self.directory / f"{self._stem}-{file:0{_NAME_DIGITS}d}{_SUFFIX}"
 
     def file_numbers(self) -> list[int]:
         """Numbers of the files there are, ascending."""
-        head, tail = len(self._stem) + 1, len(self._suffix)
-        names = [n for n in os.listdir(self.directory) if n.startswith(f"{self._stem}-")]
-        numbers = [n[head:-tail] for n in names if n.endswith(self._suffix)]
+        head = f"{self._stem}-"
+        names = [n for n in os.listdir(self.directory) if n.startswith(head) and n.endswith(_SUFFIX)]
+        numbers = [n.removeprefix(head).removesuffix(_SUFFIX) for n in names]
         return sorted(int(n) for n in numbers if n.isascii() and n.isdigit())
 
     @property

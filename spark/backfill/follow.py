@@ -33,7 +33,7 @@ from joiner.adapter import load_adapter
 from joiner.leases import LeaseKeeper
 from joiner.output import Checkpoint
 from photon.core.clock import SystemClock
-from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
+from photon.core.disk import make_directory, read_json, storage_errors, write_file
 from photon.core.errors import CorruptStateError, PhotonError, UsageError
 from photon.core.settings import SERVED_RETENTION_DAYS, Settings
 from spark.backfill.bucket import Work
@@ -46,10 +46,10 @@ from spark.backfill.run import (
     Order,
     absolute,
     clear_staging,
+    joined,
     leased,
     locked,
     prepare,
-    results_of,
     send_adapter,
 )
 from spark.reading.lines import LogFile, Range, batch_of, chunks_of
@@ -140,14 +140,7 @@ def _checkpoints(place: Place) -> Path:
 
 def load_followed(place: Place) -> Followed | None:
     """CorruptStateError, StorageError."""
-    path = home_of(place) / _STATE
-    with storage_errors(path):
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Followed)
-        except FileNotFoundError:
-            return None
-        except msgspec.DecodeError as error:
-            raise CorruptStateError(f"{path}: {error}; restore it") from error
+    return read_json(home_of(place) / _STATE, Followed)
 
 
 def save_followed(place: Place, state: Followed) -> None:
@@ -273,7 +266,8 @@ class _Batches(Batches):
             return
         place = self._work.place
         if job.phase is Phase.PLANNED:
-            job = self._join(rows, job)
+            clear_staging(place)
+            job = self._save(joined(rows, Work(job, place, self._work.settings, self._work.registry)))
             self._checkpoint("joined")
         Publisher(place, job, self._keeper, self._checkpoint).publish()
         self._checkpoint("published")
@@ -294,14 +288,6 @@ class _Batches(Batches):
                 raise SparkFailedError("it is being stopped")
             self.state = msgspec.structs.replace(state, batch=number, **after)
             return self._save(job)
-
-    def _join(self, rows: DataFrame, job: Job) -> Job:
-        order = self._work
-        clear_staging(order.place)
-        results = results_of(rows, Work(job, order.place, order.settings, order.registry))
-        with storage_errors(order.place.staging):
-            sync_directory(order.place.staging)
-        return self._save(msgspec.structs.replace(job, phase=Phase.JOINED, results=tuple(results)))
 
     def _save(self, job: Job) -> Job:
         self.state = msgspec.structs.replace(self.state, job=job)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from photon.core.clock import Clock
-from photon.core.disk import make_directory, storage_errors, write_file
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.disk import make_directory, read_json, storage_errors, write_file
+from photon.core.errors import UsageError
 from photon.logs.files import end_of_last_line, named_files
 from photon.logs.packed import is_packed
 from spark.backfill.job import FILES_MAX, LogInput
@@ -85,7 +85,7 @@ class Growth:
         self._awaits = False
         """An archive, that it has not been written to for a while."""
         make_directory(self.ranges)
-        self._looked = self._load()
+        self._looked = read_json(self._path, Looked) or Looked()
         self._numbers = {log.name: number for number, log in enumerate(self._looked.logs)}
         if self._looked.number >= 0:
             self._write()
@@ -111,14 +111,6 @@ class Growth:
             write_file(self._path, msgspec.json.encode(looked))
         self._write()
         return True
-
-    def _load(self) -> Looked:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Looked)
-        except FileNotFoundError:
-            return Looked()
-        except msgspec.DecodeError as error:
-            raise CorruptStateError(f"{self._path}: {error}; restore it") from error
 
     def _write(self) -> None:
         """The last file of ranges. Spark knows what it has read by its name."""

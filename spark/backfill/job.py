@@ -22,8 +22,8 @@ import msgspec
 
 from joiner.output_files import LINES, PARQUET
 from photon import __version__
-from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
-from photon.core.errors import CorruptStateError, StorageError, UsageError
+from photon.core.disk import make_directory, storage_error, storage_errors, sync_directory, write_file
+from photon.core.errors import CorruptStateError, UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings, reading_fingerprint
 from photon.logs.files import named_files, read_at
@@ -148,7 +148,7 @@ class Place:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageError(f"{path}: {error.strerror}; check the disk and the permissions") from error
+            raise storage_error(error, path) from error
         except msgspec.DecodeError as error:
             raise CorruptStateError(f"{path}: no job of a backfill ({error}); restore it") from error
 

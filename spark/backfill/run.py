@@ -254,18 +254,23 @@ def join_buckets(session: SparkSession, job: Job, order: Order, keeper: LeaseKee
     try:
         with spark_failures():
             rows = rows_of(session, job.primary, job.foreign, order.settings, place.staging)
-            results = results_of(rows, Work(job, place, order.settings, order.registry))
+            job = joined(rows, Work(job, place, order.settings, order.registry))
     except Exception as error:
         if keeper.own.fenced:
             raise fenced(job, order.place) from error
         raise
     # Two attempts may have read different lines, if a log was replaced meanwhile.
     check_unchanged([*job.primary, *job.foreign], partial(look_at_remote, lambda: session))
-    with storage_errors(place.staging):
-        sync_directory(place.staging)
-    job = msgspec.structs.replace(job, phase=Phase.JOINED, results=tuple(results))
     place.save(job)
     return job
+
+
+def joined(rows: DataFrame, work: Work) -> Job:
+    """The job with its results, whose staged files are durable."""
+    results = results_of(rows, work)
+    with storage_errors(work.place.staging):
+        sync_directory(work.place.staging)
+    return msgspec.structs.replace(work.job, phase=Phase.JOINED, results=tuple(results))
 
 
 def results_of(rows: DataFrame, work: Work) -> list[BucketResult]:

@@ -35,7 +35,7 @@ from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import Listed
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters, load_topology
 from photon.core.clock import SystemClock
-from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
+from photon.core.disk import DirectoryLock, make_directory, read_json, storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
 from spark.backfill.growth import TICK, Growth, ranges_of
 from spark.backfill.run import send_adapter
@@ -148,10 +148,9 @@ def _begun(home: Path, topology: Topology, work: Path, session: SparkSession) ->
     path = home / "live.json"
     numbers = numbered(topology, {})
     patterns = [list(map(os.path.abspath, one.patterns)) for one in topology.injectors.values()]
-    with storage_errors(path):
-        try:
-            state = msgspec.json.decode(path.read_bytes(), type=Live)
-        except FileNotFoundError:
+    state = read_json(path, Live)
+    if state is None:
+        with storage_errors(path):
             tasks = session.sparkContext.defaultParallelism
             sinks = _sinks(topology, work)
             places = {name: begin(sink, name, 0) for name, sink in sinks.items()}
@@ -166,8 +165,6 @@ def _begun(home: Path, topology: Topology, work: Path, session: SparkSession) ->
                 places=places,
             )
             _save(home, state)
-        except msgspec.DecodeError as error:
-            raise CorruptStateError(f"{path}: {error}; restore it") from error
     for there in (home / "checkpoints" / "metadata", home / "looked.json"):
         if state.batch >= 0 and not there.exists():
             raise CorruptStateError(f"{there} is gone, and what {home} has is nothing without it: restore it")

@@ -10,7 +10,6 @@ Joined logs are read alike, as files of lines or of Parquet, whose rows become l
 (joiner.joined_lines).
 """
 
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,14 +25,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from photon.logs.files import Chunk
+from photon.logs.files import Chunk, is_object
 from photon.logs.packed import is_packed
 from spark.reading.lines import (
     LogFile,
     LogSet,
     Range,
     chunks_of,
-    is_object,
     local_file,
     log_files,
     rows_of_parquet,
@@ -44,7 +42,6 @@ from spark.reading.lines import (
 from spark.reading.paths import escaped
 from spark.session import map_in_arrow
 
-_SIZES: Final = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _OPEN_COST_BYTES: Final = 4 << 20  # Spark makes smaller splits only if its settings say so
 
 
@@ -111,11 +108,9 @@ def run(
 
 
 def _split_bytes_max(session: SparkSession) -> int:
-    """Spark's setting, which reads 128m, 134217728b or 134217728."""
-    text = session.conf.get("spark.sql.files.maxPartitionBytes") or "128m"
-    found = re.fullmatch(r"(\d+)([bkmgt]?)b?", text.strip().lower())
-    assert found is not None, "Spark has checked it"
-    return int(found[1]) * _SIZES[found[2] or "b"]
+    """Spark's setting spark.sql.files.maxPartitionBytes, whatever unit it is given in."""
+    inner: Any = session
+    return int(inner._jsparkSession.sessionState().conf().filesMaxPartitionBytes())
 
 
 def _contents(session: SparkSession, paths: Sequence[str]) -> DataFrame:

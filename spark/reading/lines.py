@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -19,7 +18,7 @@ from joiner.output_files import PARQUET
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Logs, Settings
-from photon.logs.files import Chunk, read_at, read_chunk
+from photon.logs.files import Chunk, read_at, read_chunk, unended_line
 from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from photon.logs.packed import is_packed, unpacked
 from photon.logs.parquet import parquet_lines
@@ -170,10 +169,9 @@ def _chunks(
         step = min(settings.chunk_bytes, size - offset)
         chunk = read_chunk(path, offset, step, settings.line_bytes_max)
         if chunk is None or chunk.end > size:
-            if unended:
-                line = read_at(path, offset, min(size - offset, settings.line_bytes_max))
-                if is_object(line):
-                    yield path, Chunk(offset, offset + len(line), line + b"\n")
+            length = min(size - offset, settings.line_bytes_max)
+            if unended and (line := unended_line(path, offset, length)) is not None:
+                yield path, line
             return
         offset = chunk.end
         yield path, chunk if chunk.end <= one.end else _cut(chunk, one.end)
@@ -196,12 +194,6 @@ def _cut(chunk: Chunk, end: int) -> Chunk:
     if chunk.oversized or not stop:
         return chunk
     return Chunk(chunk.start, chunk.start + stop, chunk.data[:stop])
-
-
-def is_object(line: bytes) -> bool:
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return isinstance(msgspec.json.decode(line.lstrip(b"\0")), dict)
-    return False
 
 
 @contextmanager

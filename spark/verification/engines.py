@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from photon.core.columns import hash_ids
 from spark.reading.lines import (
     LogSet,
     log_files,
@@ -171,12 +172,9 @@ def _parts(batch: Any, stage: str, buckets: int) -> Iterator[tuple[int, Any]]:
 
 
 def bucket_of(ids: Any, buckets: int) -> npt.NDArray[np.int64]:
-    """N packed ids -> the bucket of each; 0 for null. Ids made of times and addresses are mixed first."""
+    """N packed ids -> the bucket of each; 0 for null."""
     filled = pc.fill_null(ids, b"\0" * 16)
-    halves = np.frombuffer(b"".join(filled.to_pylist()), "<u8").reshape(-1, 2)
-    mixed = (halves[:, 0] ^ (halves[:, 1] >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ halves[:, 1]) * np.uint64(0xBF58476D1CE4E5B9)
-    return np.asarray((mixed >> np.uint64(33)) % np.uint64(buckets), np.int64)
+    return np.asarray(hash_ids(b"".join(filled.to_pylist())) % np.uint64(buckets), np.int64)
 
 
 def _bucket(directory: Path) -> Any:

@@ -144,7 +144,7 @@ class Skips(Numbers):
 @pytest.fixture
 def source(monkeypatch):
     def of(kind):
-        monkeypatch.setattr(uris, "_imported", lambda place, uri: lambda uri, fields: kind())
+        monkeypatch.setattr(uris, "_maker", lambda *_: lambda uri, fields: kind())
         return list(check_source("kafka://h/t", FIELDS))
 
     monkeypatch.setattr(conformance, "STILL_S_MAX", 0.05)
@@ -276,7 +276,7 @@ class AtLeastOnce(Doubles):
 def sink(monkeypatch):
     def of(kind):
         table = Table()
-        monkeypatch.setattr(uris, "_imported", lambda place, uri: lambda uri, writer: kind(table, writer))
+        monkeypatch.setattr(uris, "_maker", lambda *_: lambda uri, writer: kind(table, writer))
         return list(check_sink("kafka://h/t", lambda: table.lines, random.Random(1)))
 
     monkeypatch.setattr(conformance, "_write_and_be_killed", lambda *_: None)

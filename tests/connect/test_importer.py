@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from photon.connect import importer
 from photon.connect import server as importer_server
 from photon.connect.importer import Copies, Import, copies_of
 from photon.connect.ports import Batch, Loss, State
@@ -168,13 +169,14 @@ class Scripted:
 
 
 @pytest.fixture
-def imported(tmp_path):
+def imported(tmp_path, monkeypatch):
     made = []
 
     def run(source, until, **settings):
         notices, failures = [], []
         given = Settings(imports=Imports(**settings))
-        arguments = ("kafka://h/t", "primary", source, tmp_path, given, True)
+        monkeypatch.setattr(importer, "make_source", lambda *_: source)
+        arguments = ("kafka://h/t", "primary", tmp_path, given, True)
         one = Import(*arguments, notices.append, failures.append)
         made.append(one)
         one.start()
@@ -273,7 +275,7 @@ def serve(tmp_path, monkeypatch):
 
     def start(primary, foreign):
         made = {"kafka://h/p": primary, "kafka://h/f": foreign}
-        monkeypatch.setattr(importer_server, "make_source", lambda text, fields: made[text])
+        monkeypatch.setattr(importer, "make_source", lambda text, fields: made[text])
         sources = {"foreign": ["kafka://h/f"], "primary": ["kafka://h/p"]}
         arguments = ("importer-east", "east", "127.0.0.1:0", tmp_path, sources, False)
         server = ImporterServer(Settings(), *arguments, pytest.fail)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from photon.connect.stdin import copy_stdin, pattern_of
+from photon.connect.importer import copy_stdin, stdin_pattern
 from photon.logs.files import matching_files
 
 
@@ -19,6 +19,6 @@ def pipe_of(data):
 def test_all_lines_are_copied(tmp_path, data):
     for _ in range(2):  # each run has a file of its own
         copy_stdin(tmp_path, "foreign", 1 << 20, pipe_of(data))
-    files = sorted(matching_files(pattern_of(tmp_path, "foreign")))
+    files = sorted(matching_files(stdin_pattern(tmp_path, "foreign")))
     ended = data if not data or data.endswith(b"\n") else data + b"\n"
     assert [open(path, "rb").read() for path in files] == ([ended] * 2 if data else [b""])  # noqa: SIM115

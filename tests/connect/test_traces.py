@@ -7,7 +7,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from photon.connect.traces import HEADERS, TraceSink, context_of, make_sink
+from photon.connect.traces import HEADERS, TraceSink, context_of
 from photon.connect.uris import parse_uri
 from photon.core.errors import StorageError, UnavailableError, UsageError
 from photon.logs.writer import LogPosition
@@ -182,7 +182,7 @@ def test_it_asks_for_tls_and_trusts_the_ca_that_is_named(tmp_path):
     one = Collector(grpc.ssl_server_credentials([pair]))
     try:
         for ca, works in ((f"&ca={tls.ca}", True), ("", False)):
-            made = make_sink(parse_uri(f"otlp://{one.address}?place={tmp_path}{ca}"), "w")
+            made = TraceSink(parse_uri(f"otlp://{one.address}?place={tmp_path}{ca}"), "w")
             made.open()
             if works:
                 made.write(lines(joined("c", traceparent(CLICK))), START, LogPosition(0, 9))
@@ -205,12 +205,12 @@ def test_what_can_not_be_is_told_with_the_mend(tmp_path):
         (f"otlp://h:1?{place}&foreign=.a", "empty part"),
     ):
         with pytest.raises(UsageError, match=told):
-            make_sink(parse_uri(text), "w")
+            TraceSink(parse_uri(text), "w")
     with pytest.raises(UsageError, match="cannot be read"):
-        make_sink(parse_uri(f"otlp://h:1?{place}&ca=/nope"), "w").open()
+        TraceSink(parse_uri(f"otlp://h:1?{place}&ca=/nope"), "w").open()
     (tmp_path / "w.json").write_text("{")
     with pytest.raises(StorageError, match="delete it to begin anew"):
-        make_sink(parse_uri(f"otlp://h:1?{place}"), "w").open()
+        TraceSink(parse_uri(f"otlp://h:1?{place}"), "w").open()
 
 
 @pytest.mark.cluster

@@ -1,6 +1,7 @@
 """What names a source, and what is told of a name that can't be one."""
 
 import builtins
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_library_that_is_not_there_is_told_with_the_extra(monkeypatch):
         return found(name, *arguments)
 
     for module in ("photon.connect.kafka", "photon.connect.kafka_client"):
-        monkeypatch.delitem(uris.importlib.sys.modules, module, raising=False)
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r"needs confluent_kafka: pip install 'photon-joiner\[kafka\]'"):
         make_source("kafka://h:9092/t", FIELDS)

@@ -67,7 +67,7 @@ class Sink:
 def sink(monkeypatch):
     one = Store()
     monkeypatch.setattr(publishing, "RETRIES", Backoff(0.001, 0.01))
-    monkeypatch.setattr(uris, "_imported", lambda place, uri: one.sink)
+    monkeypatch.setattr(uris, "_maker", lambda *_: one.sink)
     return one
 
 

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -104,3 +105,40 @@ def test_a_watch_that_is_closed_ends_its_thread_and_tells_nothing(logs):
     watch.close()
     assert not watch._thread.is_alive()
     assert not watch.changes()
+
+
+def test_a_watch_that_two_threads_close_at_once_closes_nobody_elses_descriptors(logs):
+    told, go_on = threading.Event(), threading.Event()
+
+    def wake():
+        told.set()
+        go_on.wait(30)
+
+    watch = Watch(wake)
+    watch.cover([str(logs)])
+    append(logs / "a")
+    assert told.wait(30)
+    with ThreadPoolExecutor(2) as closers:
+        closing = [closers.submit(watch.close) for _ in range(2)]
+        assert not wait(closing, 0.2).done  # both wait for the watch's thread by then
+        go_on.set()
+        for one in closing:
+            one.result(30)
+
+
+def test_a_watch_that_is_closed_within_its_own_thread_reads_nobody_elses_descriptors(logs):
+    others = []
+
+    def wake():
+        watch.close()
+        others.extend(os.eventfd(0) for _ in range(2))  # they get the numbers of what was closed
+
+    watch = Watch(wake)
+    watch.cover([str(logs)])
+    append(logs / "a")
+    watch._thread.join(30)
+    try:
+        assert not watch._thread.is_alive()
+    finally:
+        for other in others:
+            os.close(other)
