@@ -515,8 +515,8 @@ class DirectoryState(_Kept, dict=True, eq=False):
         data = bytes((self.view.protocol,)) + msgspec.msgpack.encode(self)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
+    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
+        """Read a snapshot; what is returned replaces everything by it. CorruptStateError if it is none."""
         data = b"".join(chunks)
         try:
             if not is_read(data[0] if data else 0):
@@ -526,11 +526,15 @@ class DirectoryState(_Kept, dict=True, eq=False):
             raise CorruptStateError(
                 f"a snapshot of the registry's directory can't be used ({error}); replace this replica"
             ) from error
-        for name in _Kept.__struct_fields__:
-            setattr(self, name, getattr(held, name))
-        self._fenced = set(held.fences)
-        self.renewed = set(held.leases)
-        self._set_holds(held.holds)
+
+        def put() -> None:
+            for name in _Kept.__struct_fields__:
+                setattr(self, name, getattr(held, name))
+            self._fenced = set(held.fences)
+            self.renewed = set(held.leases)
+            self._set_holds(held.holds)
+
+        return put
 
 
 _UNFOUNDED: Final = Rejected("the registry has no sharding configuration yet; try again", busy=True)

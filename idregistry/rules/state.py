@@ -361,7 +361,7 @@ def _apply_other(facts: Facts, command: Command) -> object:
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
 
-    The log's side (photon.raft.port: StateMachine, Preparing, Filing) and `filing_due` are the raft thread's,
+    The log's side (photon.raft.port: StateMachine, Filing) and `filing_due` are the raft thread's,
     the rest any thread's.
     """
 
@@ -429,12 +429,9 @@ class ShardState:
         )
         return pack(head, (fences, holders, tally, released), facts.table.exact_cut(facts.live))
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
-        self.prepare(chunks)()
-
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
-        """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
+        """Read a snapshot beside the present state, in any thread; what is returned puts it in place.
+        CorruptStateError if it can't be read."""
         head, names, fences, table, counts = unpack(chunks, self._open)
         facts = Facts(self._shard, table, Holders(names, head.last_holder))
         facts.counts = counts

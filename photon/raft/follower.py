@@ -98,7 +98,7 @@ class Follower:
             self._acknowledge(ready.peer, core.commit_index + 1, success=True)
             return None
         self._install(ready.head)
-        ready.put_state(self._store.snapshots.path)
+        ready.put_state()
         self.installs += 1
         self._acknowledge(ready.peer, covers.index + 1, success=True)
         return covers.index

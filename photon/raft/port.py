@@ -19,7 +19,7 @@ REPLACE_IT = (
 class StateMachine(Protocol):
     """What the log drives. Two replicas that applied the same commands are in the same state.
 
-    All methods are called in the raft thread, except that what `freeze` returned is consumed in another one.
+    All methods are called in the raft thread but `prepare`; what `freeze` returned is consumed in another.
     """
 
     def apply(self, command: bytes) -> object:
@@ -36,16 +36,9 @@ class StateMachine(Protocol):
         thread, WHILE `apply` goes on: copy on write is the state machine's matter.
         """
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace the whole state by the chunks of a `freeze`, in order and with the same borders."""
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A state machine that can take a snapshot in beside the work. One that can't is restored in a turn."""
-
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
-        """Build the state that `restore` would, beside the present one; what is returned puts it in place.
+        """Build a state beside the present one, of the chunks of a `freeze`, in order and with the same
+        borders; what is returned puts it in place.
 
         Called in a background thread WHILE `apply` goes on; what it returns is called in the raft thread, if
         at all, and takes milliseconds.

@@ -43,7 +43,7 @@ from photon.raft.rules.codec import (
 from photon.raft.rules.guards import is_stale_ack, next_index_of
 from photon.raft.rules.members import command_of, founding
 from photon.raft.sender import SNAPSHOT_SHARE, Sender, Wire
-from photon.raft.snapshot import Compactor, Installer, Jobs, StateMachineError
+from photon.raft.snapshot import Compactor, Installer, Jobs, StateMachineError, read_chunks
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
 REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01
@@ -480,7 +480,7 @@ class Replica:
             return FIRST_INDEX
         for file in self._shelf.lacks(head.files):
             raise DamagedError(self._shelf.path(file.name), "a file of the snapshot is missing or cut")
-        self._machine.restore(self.store.snapshots.chunks())
+        self._machine.prepare(read_chunks(self.store.snapshots.path))()
         delete(self._shelf.needless(head.files))
         return head.covers.index
 

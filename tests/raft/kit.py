@@ -52,10 +52,14 @@ class Register:
         head = struct.pack("<Q", self.count) + self.digest
         return iter([head, *rows])
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
+    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
         head, *rows = chunks
-        self.count, self.digest = struct.unpack("<Q", head[:8])[0], head[8:]
-        self.tokens = {row[:-8]: struct.unpack("<Q", row[-8:])[0] for row in rows}
+
+        def put() -> None:
+            self.count, self.digest = struct.unpack("<Q", head[:8])[0], head[8:]
+            self.tokens = {row[:-8]: struct.unpack("<Q", row[-8:])[0] for row in rows}
+
+        return put
 
 
 def head(index: int, term: int, voters: str = "abc", learners: str = "") -> Head:
