@@ -28,6 +28,7 @@ from idregistry.rules.packing import (
 )
 from idregistry.rules.sharding import Configuration, unpack_configuration
 from idregistry.rules.surveys import Account, Scanned
+from idregistry.wire import replicas_of
 from photon.core.accounts import NOTHING, Sum, plus
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
@@ -408,13 +409,7 @@ class RegistryClient:
 
     def add_set(self, rows: Sequence[Row]) -> None:
         """Let a new set of empty replicas in. UsageError for names and addresses that can't be."""
-        replicas = [
-            pb.Replica(
-                name=row.name, raft_host=row.raft_host, raft_port=row.raft_port, grpc=row.grpc, set=row.set
-            )
-            for row in rows
-        ]
-        self._rounds.ask_directory("Set", pb.SetRequest(add=replicas))
+        self._rounds.ask_directory("Set", pb.SetRequest(add=replicas_of(rows)))
 
     def retire_set(self, name: str) -> None:
         """Place no new shard on the set; its replicas are gone when it has none. UsageError."""
