@@ -81,10 +81,6 @@ class Follower:
             next_index = self._conflict.bound(self._core.term, next_index)
         self._acknowledge(peer, next_index, success=message["success"], reset=message["reset"])
 
-    def take_file(self, now: float, peer: str, message: Message) -> None:
-        """A piece of a file that was asked for. Raises StorageError."""
-        self._installer.take_file(now, peer, message)
-
     def take_in(self, now: float) -> int | None:
         """A snapshot that came in may be ready: verified, and made into a state beside the present one.
 

@@ -27,8 +27,6 @@ _log = logging.getLogger(__name__)
 # The longest sleep, though no deadline is near.
 _SLEEP_S_MAX = 1.0
 _JOIN_S = 10.0
-_TIMING = RaftTiming()
-_LIMITS = RaftLimits()
 
 
 class BackgroundJobs:
@@ -84,9 +82,8 @@ class RaftHost:
         endpoint: Endpoint,
         peers: Mapping[str, Address],
         directory: Path,
-        timing: RaftTiming = _TIMING,
-        limits: RaftLimits = _LIMITS,
-        *,
+        timing: RaftTiming,
+        limits: RaftLimits,
         rng: random.Random,
         on_fatal: Callable[[BaseException], None],
     ) -> None:

@@ -14,7 +14,7 @@ from photon.core import disk
 from photon.core.errors import AddressInUseError, DiskFullError
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
-from photon.raft.port import RaftLimits
+from photon.raft.port import RaftLimits, RaftTiming
 from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import Register, command
 from tests.waiting import wait_until
@@ -195,6 +195,8 @@ def lone_host(directory: Path, port: int = 0) -> RaftHost:
         Endpoint("a", ("127.0.0.1", port), b""),
         {},
         directory,
+        RaftTiming(),
+        RaftLimits(),
         rng=random.Random(1),
         on_fatal=lambda error: None,
     )
