@@ -26,7 +26,7 @@ from idregistry.rules.packing import (
     segments_mistake,
     token_mistake,
 )
-from idregistry.rules.sharding import Configuration, unpack_configuration
+from idregistry.rules.sharding import Configuration
 from idregistry.rules.surveys import Account, Scanned
 from idregistry.wire import replicas_of
 from photon.core.accounts import NOTHING, Sum, plus
@@ -326,7 +326,7 @@ class RegistryClient:
     def configuration(self) -> Configuration:
         """The newest that a replica which answers knows. UnavailableError."""
         known = self._routes.configuration
-        return self._rounds.newer_configuration(0 if known is None else known.version - 1, fetch=True)
+        return self._rounds.newer_configuration(0 if known is None else known.version - 1, always=True)
 
     def identity(self) -> str:
         """Which registry this is, as 32 hex digits: drawn when it was founded, and the same for its whole
@@ -381,7 +381,7 @@ class RegistryClient:
         answer = self._rounds.ask_directory("GetDirectory", pb.DirectoryRequest())  # of who refused us
         if not answer.configuration:
             return None
-        now = unpack_configuration(answer.configuration)
+        now = msgspec.msgpack.decode(answer.configuration, type=Configuration)
         last = now.intervals[-1]
         ours = len(last.shards) == shards and (at_us or last.start_us) == last.start_us
         if not ours or now.version <= before.version:

@@ -293,7 +293,7 @@ class IdRegistryService(IdRegistryServicer):
         view, hosted = self._state.view, self._hosting.shards
         leaders = [hosted[n].log.leader if n in hosted else None for n in range(max(hosted, default=-1) + 1)]
         return pb.DirectoryResponse(
-            configuration=b"" if view.configuration is None else view.configuration.pack(),
+            configuration=b"" if view.configuration is None else msgspec.msgpack.encode(view.configuration),
             identity=view.identity,
             replicas=replicas_of(self._hosting.rows.values()),
             shards=view.homes.keys(),

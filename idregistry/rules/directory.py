@@ -390,7 +390,8 @@ class DirectoryState(_Kept, dict=True, eq=False):
         incarnation = command.incarnation
         if incarnation in self._fenced:
             return True
-        if self._grant(incarnation) != command.grant:
+        lease = self.leases.get(incarnation)
+        if (0 if lease is None else lease.grant) != command.grant:
             return False
         self.fences.append(incarnation)
         self._fenced.add(incarnation)
@@ -505,10 +506,6 @@ class DirectoryState(_Kept, dict=True, eq=False):
 
     def is_fenced(self, incarnation: int) -> bool:
         return incarnation in self._fenced
-
-    def _grant(self, incarnation: int) -> int:
-        lease = self.leases.get(incarnation)
-        return 0 if lease is None else lease.grant
 
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""

@@ -129,23 +129,11 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         used: npt.NDArray[np.int64] = places[:, : int((places != NOWHERE).sum(1).max(initial=1))]
         return used
 
-    def pack(self) -> bytes:
-        """As it goes to clients."""
-        return msgspec.msgpack.encode(self)
-
 
 def _among(interval: Interval, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     shards = np.array(interval.shards, np.uint64)
     found: npt.NDArray[np.uint64] = shards[hashes % np.uint64(len(shards))]
     return found
-
-
-def unpack_configuration(data: bytes) -> Configuration:
-    """The reverse of `Configuration.pack`. ValueError for anything else."""
-    try:
-        return msgspec.msgpack.decode(data, type=Configuration)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"no sharding configuration: {error}") from error
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

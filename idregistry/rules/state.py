@@ -345,19 +345,6 @@ def _release_one(
     return Released.RELEASED
 
 
-def _apply_other(facts: Facts, command: Command) -> object:
-    match command:
-        case Configure(_, configuration):
-            facts.ownership.configure(configuration)
-            assert facts.ownership.configuration is not None
-            return facts.ownership.configuration.version
-        case Seal(_, number):
-            return facts.table.seal(number, facts.live)
-        case Merge(_, number, inputs):
-            return facts.table.merge(number, inputs, facts.live)
-    raise AssertionError(f"{command!r} is applied nowhere")
-
-
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
 
@@ -387,22 +374,29 @@ class ShardState:
         facts.protocol = max(facts.protocol, version_of(command))
         facts.time_us = max(facts.time_us, decoded.time_us)
         facts.counts.tally.move_on(window_of(facts.time_us))
+        told: object
         match decoded:
             case Commit():
-                return commit(facts, decoded)
+                told = commit(facts, decoded)
             case Release():
-                return release(facts, decoded)
+                told = release(facts, decoded)
             case Boundary(_, boundary_us):
                 facts.raise_boundary(boundary_us)
-                return facts.boundary_us
+                told = facts.boundary_us
             case Fences(_, first, incarnations):
                 facts.fence(first, incarnations)
-                return len(facts.fences)
+                told = len(facts.fences)
             case Prepare(_, version, start_us):
                 facts.ownership.prepare(version, start_us, fits=facts.latest_us < start_us)
-                return facts.ownership.prepared
-            case _:
-                return _apply_other(facts, decoded)
+                told = facts.ownership.prepared
+            case Configure(_, configuration):
+                facts.ownership.configure(configuration)
+                told = self.version
+            case Seal(_, number):
+                told = facts.table.seal(number, facts.live)
+            case Merge(_, number, inputs):
+                told = facts.table.merge(number, inputs, facts.live)
+        return told
 
     def freeze(self) -> Iterator[bytes]:
         """The chunks of a snapshot of this moment; draw them at leisure, in another thread if you like."""
