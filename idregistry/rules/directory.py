@@ -15,7 +15,6 @@ import msgspec
 from idregistry.rules import commands
 from idregistry.rules.commands import CommandError, Mismatched, Rejected, Row, Written, decode_directory
 from idregistry.rules.names import iso_utc
-from idregistry.rules.sets import spread
 from idregistry.rules.sharding import (
     BEGINNING,
     HORIZON,
@@ -24,6 +23,7 @@ from idregistry.rules.sharding import (
     SHARDS_MAX,
     Configuration,
     Interval,
+    spread,
 )
 from photon.core.errors import CorruptStateError
 from photon.core.protocol import OLDEST, is_read, not_read

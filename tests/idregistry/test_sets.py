@@ -26,7 +26,7 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.directory import DirectoryState, Proposal, View
-from idregistry.rules.sets import spread
+from idregistry.rules.sharding import spread
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.ids import Token
