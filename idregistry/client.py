@@ -103,7 +103,7 @@ class RegistryClient:
         `tell_pending`: PENDING instead of "absent" where the replica knows of a commit that is under way.
         UnavailableError if no replica answered in time.
         """
-        _check(ids, times)
+        _check(columns_mistake(ids, times))
 
         def request(part: Part) -> Any:
             return pb.LookupRequest(
@@ -120,7 +120,7 @@ class RegistryClient:
         UnavailableError (outcome unknown: call again with the same token), ValueError for columns or a token
         that can't be.
         """
-        _check(ids, times, token)
+        _check(columns_mistake(ids, times), token_mistake(token))
 
         def request(part: Part) -> Any:
             return pb.CommitRequest(
@@ -141,10 +141,7 @@ class RegistryClient:
 
         `tokens_packed[i]` is for the next `counts[i]` ids. -> core.fates.Released column. Errors as `commit`.
         """
-        _check(ids, times)
-        mistake = segments_mistake(ids, tokens_packed, counts)
-        if mistake is not None:
-            raise ValueError(mistake)
+        _check(columns_mistake(ids, times), segments_mistake(ids, tokens_packed, counts))
         return self._release(ids, times, tokens_packed, counts, given_back=False)
 
     def _release(
@@ -473,8 +470,8 @@ def _route(part: Part) -> pb.Route:
     return pb.Route(known_us=part.route.known_us, guard=part.route.guard)
 
 
-def _check(ids: bytes, times: bytes, token: bytes | None = None) -> None:
-    mistake = columns_mistake(ids, times) or (token_mistake(token) if token is not None else None)
+def _check(*mistakes: str | None) -> None:
+    mistake = next(filter(None, mistakes), None)
     if mistake is not None:
         raise ValueError(mistake)
 

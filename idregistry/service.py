@@ -575,7 +575,8 @@ def _check_count(incarnations: Sequence[int], context: Context) -> None:
 
 def _check(context: Context, *mistakes: str | None) -> None:
     """Abort where there is a mistake, with the first."""
-    for mistake in filter(None, mistakes):
+    mistake = next(filter(None, mistakes), None)
+    if mistake is not None:
         _mistake(context, mistake)
 
 
