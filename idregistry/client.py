@@ -26,8 +26,9 @@ from idregistry.rules.packing import (
     segments_mistake,
     token_mistake,
 )
-from idregistry.rules.sharding import Configuration, unpack_configuration
+from idregistry.rules.sharding import Configuration
 from idregistry.rules.surveys import Account, Scanned
+from idregistry.wire import replicas_of
 from photon.core.accounts import NOTHING, Sum, plus
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
@@ -102,7 +103,7 @@ class RegistryClient:
         `tell_pending`: PENDING instead of "absent" where the replica knows of a commit that is under way.
         UnavailableError if no replica answered in time.
         """
-        _check(ids, times)
+        _check(columns_mistake(ids, times))
 
         def request(part: Part) -> Any:
             return pb.LookupRequest(
@@ -119,7 +120,7 @@ class RegistryClient:
         UnavailableError (outcome unknown: call again with the same token), ValueError for columns or a token
         that can't be.
         """
-        _check(ids, times, token)
+        _check(columns_mistake(ids, times), token_mistake(token))
 
         def request(part: Part) -> Any:
             return pb.CommitRequest(
@@ -140,10 +141,7 @@ class RegistryClient:
 
         `tokens_packed[i]` is for the next `counts[i]` ids. -> core.fates.Released column. Errors as `commit`.
         """
-        _check(ids, times)
-        mistake = segments_mistake(ids, tokens_packed, counts)
-        if mistake is not None:
-            raise ValueError(mistake)
+        _check(columns_mistake(ids, times), segments_mistake(ids, tokens_packed, counts))
         return self._release(ids, times, tokens_packed, counts, given_back=False)
 
     def _release(
@@ -325,7 +323,7 @@ class RegistryClient:
     def configuration(self) -> Configuration:
         """The newest that a replica which answers knows. UnavailableError."""
         known = self._routes.configuration
-        return self._rounds.newer_configuration(0 if known is None else known.version - 1, fetch=True)
+        return self._rounds.newer_configuration(0 if known is None else known.version - 1, always=True)
 
     def identity(self) -> str:
         """Which registry this is, as 32 hex digits: drawn when it was founded, and the same for its whole
@@ -380,7 +378,7 @@ class RegistryClient:
         answer = self._rounds.ask_directory("GetDirectory", pb.DirectoryRequest())  # of who refused us
         if not answer.configuration:
             return None
-        now = unpack_configuration(answer.configuration)
+        now = msgspec.msgpack.decode(answer.configuration, type=Configuration)
         last = now.intervals[-1]
         ours = len(last.shards) == shards and (at_us or last.start_us) == last.start_us
         if not ours or now.version <= before.version:
@@ -408,13 +406,7 @@ class RegistryClient:
 
     def add_set(self, rows: Sequence[Row]) -> None:
         """Let a new set of empty replicas in. UsageError for names and addresses that can't be."""
-        replicas = [
-            pb.Replica(
-                name=row.name, raft_host=row.raft_host, raft_port=row.raft_port, grpc=row.grpc, set=row.set
-            )
-            for row in rows
-        ]
-        self._rounds.ask_directory("Set", pb.SetRequest(add=replicas))
+        self._rounds.ask_directory("Set", pb.SetRequest(add=replicas_of(rows)))
 
     def retire_set(self, name: str) -> None:
         """Place no new shard on the set; its replicas are gone when it has none. UsageError."""
@@ -478,8 +470,8 @@ def _route(part: Part) -> pb.Route:
     return pb.Route(known_us=part.route.known_us, guard=part.route.guard)
 
 
-def _check(ids: bytes, times: bytes, token: bytes | None = None) -> None:
-    mistake = columns_mistake(ids, times) or (token_mistake(token) if token is not None else None)
+def _check(*mistakes: str | None) -> None:
+    mistake = next(filter(None, mistakes), None)
     if mistake is not None:
         raise ValueError(mistake)
 

@@ -47,7 +47,7 @@ from photon.core.settings import Registry
 from photon.raft.host import RaftHost
 from photon.raft.port import Members, Outcome, ReplicatedLog
 from photon.raft.rules import placement
-from photon.raft.rules.placement import MEMBER_LEASE_S
+from photon.raft.rules.placement import MEMBER_LEASE_S, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,32 +326,29 @@ class Coordinator:
             self._seen = {i: at for i, at in self._seen.items() if i in self._state.leases}
 
     def _propose(self, log: ReplicatedLog, ask: Ask[Wanted]) -> None:
-        if isinstance(ask.what, Look):
-            ask.answer(Settled(list(map(self._standing, ask.what.incarnations))))
-            return
-        if isinstance(ask.what, Beat):
-            self._hear(log, ask, ask.what)
-            return
-        what = self._hold(ask.what) if isinstance(ask.what, Report) else ask.what
-        command = what if what is None else self._complete(what)
-        if command is None or isinstance(command, Standing | Rejected):
-            ask.answer(Settled(command))
-        else:
+        command: DirectoryCommand | Standing | Rejected | Group | list[Standing] | None
+        match ask.what:
+            case Look(incarnations):
+                command = list(map(self._standing, incarnations))
+            case Beat() as beat:
+                command = self._hear(beat)
+            case Report() as report:
+                command = self._hold(report)
+            case what:
+                command = self._complete(what)
+        if isinstance(command, DirectoryCommand):
             version = self._state.view.protocol
             log.propose(encode(command, version), lambda outcome: ask.answer(answer_to(outcome)))
+        else:  # the answer
+            ask.answer(Settled(command))
 
-    def _hear(self, log: ReplicatedLog, ask: Ask[Wanted], beat: Beat) -> None:
+    def _hear(self, beat: Beat) -> commands.Enter | Group:
         self._heard[beat.group, beat.name] = self._clock.monotonic()
         group = self._state.groups.get(beat.group)
-        member = None if group is None else group.members.get(beat.name)
-        if member is not None and member.life == beat.life:
-            ask.answer(Settled(group))
-            return
-        command = commands.Enter(
-            self._clock.now_us(), beat.group, beat.name, beat.life, beat.address, beat.shares
-        )
-        version = self._state.view.protocol
-        log.propose(encode(command, version), lambda outcome: ask.answer(answer_to(outcome)))
+        if group is not None and beat.name in group.members and group.members[beat.name].life == beat.life:
+            return group
+        now_us = self._clock.now_us()
+        return commands.Enter(now_us, beat.group, beat.name, beat.life, beat.address, beat.shares)
 
     def _placement_due(self, now_us: int) -> commands.Leave | commands.Move | None:
         """Who is not known to have been heard has been just now: the leader is new."""
@@ -370,7 +367,7 @@ class Coordinator:
         present_us = self._state.holds.get(report.name)
         days = self._settings.retention_days
         due_us = hold_due(present_us, report.oldest_us, self.boundary_us(), self.reached_us(), days)
-        return None if due_us is None else commands.Hold(0, report.name, due_us)
+        return None if due_us is None else commands.Hold(self._clock.now_us(), report.name, due_us)
 
     def boundary_us(self) -> int:
         """What every shard has forgotten, as this replica knows. Any thread."""

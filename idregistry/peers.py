@@ -5,7 +5,6 @@ all shards, though it hosts those of its own set only. One thread asks, every fe
 somebody waits for what the others know.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,7 +15,7 @@ from idregistry.rules.commands import Row
 from idregistry.rules.sharding import Prepared
 from idregistry.rules.steward import majority_time_us
 from idregistry.shard import Shard
-from photon.core.clock import Clock
+from photon.core.clock import Background, Clock
 from photon.raft.port import Members
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
@@ -123,9 +122,8 @@ class Peers:
         """Name -> what it said, and when that was heard (monotonic s). Replaced as a whole, never changed:
         the raft thread may be reading it."""
         self._hurry_until = 0.0
-        self._wake = threading.Event()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
+        self._channels: dict[str, grpc.Channel] = {}
+        self._work = Background("peers", self._step)
 
     def trusted_us(self) -> int | None:
         """The time that a majority's clocks have reached; None where too few are known. Any thread."""
@@ -154,35 +152,26 @@ class Peers:
         now, until = self._clock.monotonic(), self._hurry_until
         self._hurry_until = now + _HURRIES_S
         if now >= until:  # else it is in a hurry already, and asks every HURRY_S
-            self._wake.set()
+            self._work.wake()
 
     def start(self) -> None:
-        self._thread.start()
+        self._work.start()
 
     def stop(self) -> None:
-        self._stopped = True
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join(2 * TELLS_S_MAX)
-
-    def _run(self) -> None:
-        channels: dict[str, grpc.Channel] = {}
-        wait_s = HURRY_S
-        while True:
-            self._wake.wait(wait_s)
-            self._wake.clear()
-            if self._stopped:
-                break
-            if self._needed():
-                self._ask(channels)
-            # Until a majority is known, no boundary can move.
-            hurried = self._clock.monotonic() < self._hurry_until or self.trusted_us() is None
-            wait_s = HURRY_S if hurried and self._needed() else ASK_EVERY_S
-        for channel in channels.values():
+        self._work.stop(2 * TELLS_S_MAX)
+        for channel in self._channels.values():
             channel.close()
 
-    def _ask(self, channels: dict[str, grpc.Channel]) -> None:
+    def _step(self) -> float:
+        if self._needed():
+            self._ask()
+        # Until a majority is known, no boundary can move.
+        hurried = self._clock.monotonic() < self._hurry_until or self.trusted_us() is None
+        return HURRY_S if hurried and self._needed() else ASK_EVERY_S
+
+    def _ask(self) -> None:
         """All at once."""
+        channels = self._channels
         others = {name: row.grpc for name, row in self._rows().items() if name != self._node}
         for address in {*others.values()} - channels.keys():
             channels[address] = self._network.open(address)

@@ -266,22 +266,21 @@ class Rounds:
             ) from error
         return None
 
-    def newer_configuration(self, version: int, fetch: bool = False) -> Configuration:
-        """The newest that replicas know, where one newer than `version` is of interest; waited for while a
-        registry that starts has none. UnavailableError.
-        """
-        return self._fetched(self.attempts(), version, fetch)
-
     def _configuration(self, attempts: Attempts) -> Configuration:
         """What to route by: fetched where there is none, or a newer one."""
         known = self.routes.configuration
         if not self.routes.stale and known is not None:
             return known
-        return self._fetched(attempts, known.version if known else 0)
+        return self.newer_configuration(known.version if known else 0, attempts=attempts)
 
-    def _fetched(self, attempts: Attempts, version: int, always: bool = False) -> Configuration:
+    def newer_configuration(
+        self, version: int, always: bool = False, attempts: Attempts | None = None
+    ) -> Configuration:
+        """The newest that replicas know, where one newer than `version` is of interest; waited for while a
+        registry that starts has none. UnavailableError.
+        """
         failed: UnavailableError | None = None
-        for left_s in attempts:
+        for left_s in attempts or self.attempts():
             try:
                 newest = self.routes.fetch(version, left_s, always)
             except UnavailableError as error:

@@ -16,10 +16,11 @@ from enum import Enum, auto
 from typing import Any, Final
 
 import grpc
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.sharding import BEGINNING, NOWHERE, Configuration, Route, unpack_configuration
+from idregistry.rules.sharding import BEGINNING, NOWHERE, Configuration, Route
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
@@ -403,7 +404,7 @@ class Routes:
     def _take(self, answer: pb.DirectoryResponse) -> None:
         """Learn what a replica knows."""
         if answer.configuration:
-            configuration = unpack_configuration(answer.configuration)
+            configuration = msgspec.msgpack.decode(answer.configuration, type=Configuration)
             self.saw(configuration.version)
             if self.configuration is None or configuration.version > self.configuration.version:
                 self.configuration = configuration

@@ -22,15 +22,13 @@ from idregistry.shard import Shard
 from photon.core.addresses import joined
 from photon.core.clock import Clock
 from photon.core.settings import MAIN_SET, Registry
-from photon.raft.addresses import Endpoint
+from photon.raft.addresses import Address, Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import add_IdRegistryServicer_to_server
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
-
-Address = tuple[str, int]
 
 _HEARTBEAT_S_MAX: Final = 0.1
 _SWITCH_S: Final = 0.0005

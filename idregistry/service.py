@@ -44,7 +44,7 @@ from idregistry.shard import (
     barrier,
     group_status,
 )
-from idregistry.wire import mistake_of, parts_of, route_of, row_of, scanned_to_wire
+from idregistry.wire import mistake_of, parts_of, replicas_of, route_of, row_of, scanned_to_wire
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX
@@ -220,9 +220,7 @@ class IdRegistryService(IdRegistryServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"a scan without a deadline, or with one too far off: give one of at most {SCAN_S_MAX:g} s",
             )
-        mistake = columns_mistake(request.ids, bytes(len(request.ids) // ID_BYTES * TIME_BYTES))
-        if mistake is not None:
-            _mistake(context, mistake)
+        _check(context, columns_mistake(request.ids, bytes(len(request.ids) // ID_BYTES * TIME_BYTES)))
         shard = self._shard(request.shard, context)
         with self._slot(self._scans, context):
             if request.fresh:  # wait until all that was acknowledged before now is applied here
@@ -276,9 +274,7 @@ class IdRegistryService(IdRegistryServicer):
 
     def _asked(self, request: _IdsRequest, context: Context, mistake: str | None = None) -> Shard:
         """The shard that is asked for; aborts where the request is malformed or it is not here."""
-        mistake = columns_mistake(request.ids, request.times) or mistake
-        if mistake is not None:
-            _mistake(context, mistake)
+        _check(context, columns_mistake(request.ids, request.times), mistake)
         return self._shard(request.shard, context)
 
     def _shard(self, number: int, context: Context) -> Shard:
@@ -297,12 +293,9 @@ class IdRegistryService(IdRegistryServicer):
         view, hosted = self._state.view, self._hosting.shards
         leaders = [hosted[n].log.leader if n in hosted else None for n in range(max(hosted, default=-1) + 1)]
         return pb.DirectoryResponse(
-            configuration=b"" if view.configuration is None else view.configuration.pack(),
+            configuration=b"" if view.configuration is None else msgspec.msgpack.encode(view.configuration),
             identity=view.identity,
-            replicas=[
-                pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc, set=r.set)
-                for r in self._hosting.rows.values()
-            ],
+            replicas=replicas_of(self._hosting.rows.values()),
             shards=view.homes.keys(),
             homes=view.homes.values(),
             led=self._log.leader is not None,
@@ -383,8 +376,7 @@ class IdRegistryService(IdRegistryServicer):
 
     def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
         """Let the boundary not pass a dispatcher's oldest event, or no longer."""
-        if (mistake := name_mistake(request.name)) is not None:
-            _mistake(context, mistake)
+        _check(context, name_mistake(request.name))
         held = request.name in self._state.holds
         oldest_us = request.oldest_us if request.HasField("oldest_us") else None
         if request.release:
@@ -407,22 +399,17 @@ class IdRegistryService(IdRegistryServicer):
         """Let a new replica take the place of an old one; or no more, where `cancel` names the new one."""
         # Names go into a command, which has a size that no name may burst: that would stop the replica.
         if request.cancel:
-            if (mistake := name_mistake(request.cancel)) is not None:
-                _mistake(context, mistake)
+            _check(context, name_mistake(request.cancel))
             self._ask(commands.Cancel(0, request.cancel), context)
             return pb.ReplaceResponse()
-        mistake = name_mistake(request.old) or mistake_of(request.replica)
-        if mistake is not None:
-            _mistake(context, mistake)
+        _check(context, name_mistake(request.old), mistake_of(request.replica))
         self._ask(commands.Replace(0, request.old, row_of(request.replica)), context)
         return pb.ReplaceResponse()
 
     def Set(self, request: pb.SetRequest, context: Context) -> pb.SetResponse:
         """Let a new set of replicas in, or give one up."""
         names = [request.retire] if request.retire else [row.set for row in request.add]
-        mistakes = [*map(name_mistake, names), *map(mistake_of, request.add)]
-        if (mistake := next(filter(None, mistakes), None)) is not None:
-            _mistake(context, mistake)
+        _check(context, *map(name_mistake, names), *map(mistake_of, request.add))
         what: Wanted = commands.RetireSet(0, request.retire)
         if not request.retire:
             what = commands.AddSet(0, tuple(row_of(one) for one in request.add[: MEMBERS_MAX + 1]))
@@ -431,16 +418,14 @@ class IdRegistryService(IdRegistryServicer):
 
     def Beat(self, request: pb.BeatRequest, context: Context) -> pb.GroupResponse:
         """A member of a group is there."""
-        mistake = name_mistake(request.group) or name_mistake(request.name)
-        if (mistake := mistake or address_mistake(request.address)) is not None:
-            _mistake(context, mistake)
+        names = name_mistake(request.group), name_mistake(request.name)
+        _check(context, *names, address_mistake(request.address))
         beat = Beat(request.group, request.name, request.life, request.address, request.shares)
         return pb.GroupResponse(group=msgspec.msgpack.encode(self._ask(beat, context)))
 
     def Drain(self, request: pb.DrainRequest, context: Context) -> pb.GroupResponse:
         """A member is to have no shares any more, or leaves."""
-        if (mistake := name_mistake(request.group) or name_mistake(request.name)) is not None:
-            _mistake(context, mistake)
+        _check(context, name_mistake(request.group), name_mistake(request.name))
         what: commands.Leave | commands.Drain = commands.Drain(0, request.group, request.name)
         if request.life:
             what = commands.Leave(0, request.group, request.name, request.life)
@@ -450,8 +435,7 @@ class IdRegistryService(IdRegistryServicer):
         """The owner of a share writes what is to be kept of it."""
         if len(request.keys) != len(request.values):
             _mistake(context, f"{len(request.keys)} keys and {len(request.values)} values")
-        if (mistake := name_mistake(request.group)) is not None:
-            _mistake(context, mistake)
+        _check(context, name_mistake(request.group))
         rows = dict(zip(request.keys, request.values, strict=True))
         if (size := size_of([*request.keys, *request.values, *request.removed])) > ROWS_BYTES_MAX:
             _mistake(context, f"{size} bytes of rows; a share has {ROWS_BYTES_MAX} at most")
@@ -587,6 +571,13 @@ class IdRegistryService(IdRegistryServicer):
 def _check_count(incarnations: Sequence[int], context: Context) -> None:
     if len(incarnations) > INCARNATIONS_MAX:
         _mistake(context, f"{len(incarnations)} incarnations, at most {INCARNATIONS_MAX} are taken")
+
+
+def _check(context: Context, *mistakes: str | None) -> None:
+    """Abort where there is a mistake, with the first."""
+    mistake = next(filter(None, mistakes), None)
+    if mistake is not None:
+        _mistake(context, mistake)
 
 
 def _mistake(context: Context, what: str) -> NoReturn:

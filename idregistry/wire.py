@@ -1,6 +1,6 @@
-"""Messages of the registry as its rules have them, and back."""
+"""Messages of the registry as its rules have them, and back: for its replicas and its clients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from idregistry.rules import commands
@@ -21,10 +21,16 @@ def row_of(replica: pb.Replica) -> commands.Row:
     return commands.Row(replica.name, replica.raft_host, replica.raft_port, replica.grpc, name)
 
 
+def replicas_of(rows: Iterable[commands.Row]) -> list[pb.Replica]:
+    return [
+        pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc, set=r.set)
+        for r in rows
+    ]
+
+
 def mistake_of(replica: pb.Replica) -> str | None:
     host = f"[{replica.raft_host}]" if ":" in replica.raft_host else replica.raft_host
-    raft, grpc_address = f"{host}:{replica.raft_port}", replica.grpc
-    return replica_mistake(replica.name, raft, grpc_address)
+    return replica_mistake(replica.name, f"{host}:{replica.raft_port}", replica.grpc)
 
 
 def parts_of(request: pb.LookupRequest) -> Iterator[tuple[bytes, bytes]]:

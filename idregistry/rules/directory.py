@@ -15,7 +15,6 @@ import msgspec
 from idregistry.rules import commands
 from idregistry.rules.commands import CommandError, Mismatched, Rejected, Row, Written, decode_directory
 from idregistry.rules.names import iso_utc
-from idregistry.rules.sets import spread
 from idregistry.rules.sharding import (
     BEGINNING,
     HORIZON,
@@ -24,6 +23,7 @@ from idregistry.rules.sharding import (
     SHARDS_MAX,
     Configuration,
     Interval,
+    spread,
 )
 from photon.core.errors import CorruptStateError
 from photon.core.protocol import OLDEST, is_read, not_read
@@ -390,7 +390,8 @@ class DirectoryState(_Kept, dict=True, eq=False):
         incarnation = command.incarnation
         if incarnation in self._fenced:
             return True
-        if self._grant(incarnation) != command.grant:
+        lease = self.leases.get(incarnation)
+        if (0 if lease is None else lease.grant) != command.grant:
             return False
         self.fences.append(incarnation)
         self._fenced.add(incarnation)
@@ -506,17 +507,13 @@ class DirectoryState(_Kept, dict=True, eq=False):
     def is_fenced(self, incarnation: int) -> bool:
         return incarnation in self._fenced
 
-    def _grant(self, incarnation: int) -> int:
-        lease = self.leases.get(incarnation)
-        return 0 if lease is None else lease.grant
-
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""
         data = bytes((self.view.protocol,)) + msgspec.msgpack.encode(self)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
+    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
+        """Read a snapshot; what is returned replaces everything by it. CorruptStateError if it is none."""
         data = b"".join(chunks)
         try:
             if not is_read(data[0] if data else 0):
@@ -526,11 +523,15 @@ class DirectoryState(_Kept, dict=True, eq=False):
             raise CorruptStateError(
                 f"a snapshot of the registry's directory can't be used ({error}); replace this replica"
             ) from error
-        for name in _Kept.__struct_fields__:
-            setattr(self, name, getattr(held, name))
-        self._fenced = set(held.fences)
-        self.renewed = set(held.leases)
-        self._set_holds(held.holds)
+
+        def put() -> None:
+            for name in _Kept.__struct_fields__:
+                setattr(self, name, getattr(held, name))
+            self._fenced = set(held.fences)
+            self.renewed = set(held.leases)
+            self._set_holds(held.holds)
+
+        return put
 
 
 _UNFOUNDED: Final = Rejected("the registry has no sharding configuration yet; try again", busy=True)

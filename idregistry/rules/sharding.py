@@ -8,12 +8,18 @@ Copies of one event that an opaque id names may carry different times, at most t
 long after an interval's start, an opaque id is held in the shards of the earlier intervals too, which *guard*
 it: any two copies meet in the shard of the earlier one. Where an id is held in several shards they are asked
 in the order of their numbers, and who loses in one gives the others back: so one of the copies always wins.
+
+A *set* is a few replicas, in as many datacenters, which host the same shards ("separate servers"). The
+directory is of MAIN_SET; all others follow it as learners. A resharding spreads its shards evenly over all
+sets, so load comes to a new set with the event time from which the shards hold, and nothing is copied. A set
+that is to go has no part in the next resharding, and is empty when the registry has forgotten what it held.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Final
 
 import msgspec
@@ -129,10 +135,6 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         used: npt.NDArray[np.int64] = places[:, : int((places != NOWHERE).sum(1).max(initial=1))]
         return used
 
-    def pack(self) -> bytes:
-        """As it goes to clients."""
-        return msgspec.msgpack.encode(self)
-
 
 def _among(interval: Interval, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     shards = np.array(interval.shards, np.uint64)
@@ -140,12 +142,22 @@ def _among(interval: Interval, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np
     return found
 
 
-def unpack_configuration(data: bytes) -> Configuration:
-    """The reverse of `Configuration.pack`. ValueError for anything else."""
-    try:
-        return msgspec.msgpack.decode(data, type=Configuration)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"no sharding configuration: {error}") from error
+def spread(shards: int, sets: Iterable[str], homes: Mapping[int, str]) -> dict[int, str]:
+    """So many shards -> their sets. `homes`: of the shards that there are; those of a set are taken first.
+
+    A set gets one more than another only where the number does not divide, the one that has fewest shards.
+    """
+    held = Counter(homes.values())
+    taken = Counter(dict.fromkeys(sets, 0))
+    unused = (number for number in count() if number not in homes)
+    there = {name: iter(sorted(shard for shard, home in homes.items() if home == name)) for name in taken}
+    found: dict[int, str] = {}
+    for _ in range(shards):
+        name = min(taken, key=lambda one: (taken[one], held[one], one))
+        taken[name] += 1
+        shard = next(there[name], None)
+        found[next(unused) if shard is None else shard] = name
+    return dict(sorted(found.items()))
 
 
 class Route(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -345,23 +345,10 @@ def _release_one(
     return Released.RELEASED
 
 
-def _apply_other(facts: Facts, command: Command) -> object:
-    match command:
-        case Configure(_, configuration):
-            facts.ownership.configure(configuration)
-            assert facts.ownership.configuration is not None
-            return facts.ownership.configuration.version
-        case Seal(_, number):
-            return facts.table.seal(number, facts.live)
-        case Merge(_, number, inputs):
-            return facts.table.merge(number, inputs, facts.live)
-    raise AssertionError(f"{command!r} is applied nowhere")
-
-
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
 
-    The log's side (photon.raft.port: StateMachine, Preparing, Filing) and `filing_due` are the raft thread's,
+    The log's side (photon.raft.port: StateMachine, Filing) and `filing_due` are the raft thread's,
     the rest any thread's.
     """
 
@@ -387,22 +374,29 @@ class ShardState:
         facts.protocol = max(facts.protocol, version_of(command))
         facts.time_us = max(facts.time_us, decoded.time_us)
         facts.counts.tally.move_on(window_of(facts.time_us))
+        told: object
         match decoded:
             case Commit():
-                return commit(facts, decoded)
+                told = commit(facts, decoded)
             case Release():
-                return release(facts, decoded)
+                told = release(facts, decoded)
             case Boundary(_, boundary_us):
                 facts.raise_boundary(boundary_us)
-                return facts.boundary_us
+                told = facts.boundary_us
             case Fences(_, first, incarnations):
                 facts.fence(first, incarnations)
-                return len(facts.fences)
+                told = len(facts.fences)
             case Prepare(_, version, start_us):
                 facts.ownership.prepare(version, start_us, fits=facts.latest_us < start_us)
-                return facts.ownership.prepared
-            case _:
-                return _apply_other(facts, decoded)
+                told = facts.ownership.prepared
+            case Configure(_, configuration):
+                facts.ownership.configure(configuration)
+                told = self.version
+            case Seal(_, number):
+                told = facts.table.seal(number, facts.live)
+            case Merge(_, number, inputs):
+                told = facts.table.merge(number, inputs, facts.live)
+        return told
 
     def freeze(self) -> Iterator[bytes]:
         """The chunks of a snapshot of this moment; draw them at leisure, in another thread if you like."""
@@ -429,12 +423,9 @@ class ShardState:
         )
         return pack(head, (fences, holders, tally, released), facts.table.exact_cut(facts.live))
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
-        self.prepare(chunks)()
-
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
-        """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
+        """Read a snapshot beside the present state, in any thread; what is returned puts it in place.
+        CorruptStateError if it can't be read."""
         head, names, fences, table, counts = unpack(chunks, self._open)
         facts = Facts(self._shard, table, Holders(names, head.last_holder))
         facts.counts = counts

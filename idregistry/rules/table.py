@@ -69,15 +69,10 @@ class Writer(Protocol):
     def drop(self) -> None: ...
 
 
-class Files(Protocol):
-    """Where segments are kept."""
-
-    def writer(self, number: int, ids_max: int) -> Writer: ...
-
-
-class SegmentFiles(Files, Protocol):
+class SegmentFiles(Protocol):
     """Where the segments of a shard are kept."""
 
+    def writer(self, number: int, ids_max: int) -> Writer: ...
     def open(self, number: int) -> Source:
         """One that is there. CorruptStateError, StorageError."""
 
@@ -88,7 +83,7 @@ class SegmentFiles(Files, Protocol):
 class Writing:
     """Of one segment. `step` is for a background thread, the rest for the one that changes the table."""
 
-    def __init__(self, segment: Segment, files: Files) -> None:
+    def __init__(self, segment: Segment, files: SegmentFiles) -> None:
         self.segment = segment
         self.done = False
         self._source = segment.source

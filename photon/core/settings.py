@@ -23,7 +23,7 @@ from photon.core.errors import SettingsError
 from photon.core.ids import BATCH_IDS_MAX
 
 MAIN_SET: Final = "main"
-"""The set of registry replicas that has the directory (idregistry.rules.sets)."""
+"""The set of registry replicas that has the directory (idregistry.rules.sharding)."""
 TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")
 

@@ -1,14 +1,13 @@
-"""Where a node is: which ids and addresses there may be, the socket it listens on, names to addresses."""
+"""Where a node is: the socket it listens on, names to addresses."""
 
 import errno
 import socket
 import threading
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
 from photon.core.errors import AddressInUseError, SettingsError, UsageError
-from photon.raft.handshake import ID_BYTES_MAX
 from photon.raft.links import size_buffers
 from photon.rpc.network import Tls, is_loopback
 
@@ -37,24 +36,11 @@ class Endpoint:
     dialed: Callable[[str, int], Address] = directly
 
     def __post_init__(self) -> None:
-        """Raise SettingsError for what this node can't be, or must not do without a secret."""
-        _check_id(self.node)
+        """Raise SettingsError for what this node must not do without a secret."""
         if not self.secret and not is_loopback(f"{self.listen[0]}:0"):
             raise SettingsError(
                 f"raft: will not listen on {self.listen[0]} without a cluster secret; "
                 "set one, the same on all nodes"
-            )
-
-
-def check_peers(node: str, peers: Mapping[str, Address]) -> None:
-    """Raise SettingsError for ids and addresses that can't be those of other nodes."""
-    if node in peers:
-        raise SettingsError(f"raft: {node} is among its own peers; name only the other nodes")
-    for name, (host, port) in peers.items():
-        _check_id(name)
-        if not host or not 0 < port < 1 << 16:
-            raise SettingsError(
-                f"raft: {host!r}, port {port}, can't be the address of {name}; take a host and 1 to 65535"
             )
 
 
@@ -77,13 +63,6 @@ def bind(host: str, port: int) -> socket.socket:
         kind = AddressInUseError if error.errno == errno.EADDRINUSE else UsageError
         raise kind(f"raft: can't listen on {host}:{port}: {error.strerror}; set another address") from error
     return listener
-
-
-def _check_id(name: str) -> None:
-    if not name or not name.isprintable() or len(name.encode()) > ID_BYTES_MAX:
-        raise SettingsError(
-            f"raft: {name!r} can't be a node id; take 1 to {ID_BYTES_MAX} bytes of printable text"
-        )
 
 
 class Resolver:

@@ -81,10 +81,6 @@ class Follower:
             next_index = self._conflict.bound(self._core.term, next_index)
         self._acknowledge(peer, next_index, success=message["success"], reset=message["reset"])
 
-    def take_file(self, now: float, peer: str, message: Message) -> None:
-        """A piece of a file that was asked for. Raises StorageError."""
-        self._installer.take_file(now, peer, message)
-
     def take_in(self, now: float) -> int | None:
         """A snapshot that came in may be ready: verified, and made into a state beside the present one.
 
@@ -98,7 +94,7 @@ class Follower:
             self._acknowledge(ready.peer, core.commit_index + 1, success=True)
             return None
         self._install(ready.head)
-        ready.put_state(self._store.snapshots.path)
+        ready.put_state()
         self.installs += 1
         self._acknowledge(ready.peer, covers.index + 1, success=True)
         return covers.index

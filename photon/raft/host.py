@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
-from photon.core.errors import UsageError
 from photon.raft.addresses import Address, Endpoint
 from photon.raft.core import now
 from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog, StateMachine
@@ -28,9 +27,6 @@ _log = logging.getLogger(__name__)
 # The longest sleep, though no deadline is near.
 _SLEEP_S_MAX = 1.0
 _JOIN_S = 10.0
-_GROUP_MAX = 0xFFFFFFFE
-_TIMING = RaftTiming()
-_LIMITS = RaftLimits()
 
 
 class BackgroundJobs:
@@ -86,16 +82,14 @@ class RaftHost:
         endpoint: Endpoint,
         peers: Mapping[str, Address],
         directory: Path,
-        timing: RaftTiming = _TIMING,
-        limits: RaftLimits = _LIMITS,
-        *,
+        timing: RaftTiming,
+        limits: RaftLimits,
         rng: random.Random,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """`peers`: the OTHER nodes, by id, with their addresses.
 
-        Raises SettingsError; CorruptStateError where something is missing that was in `directory`;
-        LockedError, StorageError.
+        CorruptStateError where something is missing that was in `directory`; LockedError, StorageError.
         """
         self._node = endpoint.node
         self._on_fatal = on_fatal
@@ -138,19 +132,8 @@ class RaftHost:
         and the first of them leads it without waiting for an election timeout. None where this one
         joins a group that has founders already: it belongs to nothing until a leader adds it. Ignored where
         the group is on disk. `on_tick` is called in the raft thread each turn: propose there what waits.
-        Raises CorruptStateError, LockedError, StorageError, UsageError.
+        Raises CorruptStateError, LockedError, StorageError.
         """
-        self._check_thread(f"group {group} is added")
-        taken = group in self._replicas or group in self._leaving
-        if taken or not 0 <= group <= _GROUP_MAX:
-            raise UsageError(
-                f"raft: {group} is no number for one more group; take another from 0 to {_GROUP_MAX}"
-            )
-        if founders is not None and (self._node not in founders or len(set(founders)) < len(founders)):
-            raise UsageError(
-                f"raft: {', '.join(founders) or 'nobody'} can't found group {group} on {self._node}: name it "
-                "among them, and each once"
-            )
         wire = _GroupWire(self._transport, group)
         directory = self._home.group(group)
         replica = Replica(self._context, group, directory, machine, on_tick, wire, founders)
@@ -171,7 +154,6 @@ class RaftHost:
         Before `start`, or in the raft thread: at the end of the turn then, so that a group may remove itself
         from its own `on_tick`. The files go whole or not at all. Raises StorageError.
         """
-        self._check_thread(f"group {group} is removed")
         replica = self._replicas.pop(group, None)
         if replica is not None or group in self._home.groups():
             self._leaving[group] = replica
@@ -183,7 +165,6 @@ class RaftHost:
 
         Who is not named any more is disconnected and refused.
         """
-        self._check_thread("the peers are set")
         others = {peer: address for peer, address in addresses.items() if peer != self._node}
         self._transport.set_peers(others)
 
@@ -284,11 +265,6 @@ class RaftHost:
             self._buried.append(self._home.remove(group))
         if self._buried and not self._jobs.busy():
             self._jobs.start(partial(delete, self._buried.popleft()))
-
-    def _check_thread(self, what: str) -> None:
-        before_start = self._thread is None and not self._stopping
-        if not before_start and self._thread is not threading.current_thread():
-            raise UsageError(f"raft: {what} before the host is started or in its thread, not after")
 
     def _sleep_s(self) -> float:
         if self._woken or self._touched:

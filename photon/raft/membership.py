@@ -26,7 +26,6 @@ from photon.raft.rules.codec import (
     Message,
     encode,
 )
-from photon.raft.rules.guards import is_up_to_date
 from photon.raft.rules.members import changed, command_of, is_majority
 from photon.raft.sender import Sender, Wire
 from photon.raft.store import ReplicaStore
@@ -40,11 +39,6 @@ TOLD_AFTER_S = 5.0
 _NOBODY = Members()
 
 HasMet = Callable[[str], bool]
-
-
-def everybody_met(peer: str) -> bool:
-    """For those who look after it in another way."""
-    return True
 
 
 class Membership:
@@ -252,7 +246,9 @@ class Elections:
             return False
         if self._core.hears_leader() and not message.get("transfer", False):
             return False
-        return is_up_to_date((message["last_log_term"], message["last_log_index"]), self._last_entry())
+        # Its log may hold all that is committed.
+        last: tuple[int, int] = (message["last_log_term"], message["last_log_index"])
+        return last >= self._last_entry()
 
     def _grant(self, peer: str, asked_in: int) -> None:
         answer = {"type": RESPONSE_PRE_VOTE, "term": self._core.term, "round": asked_in}

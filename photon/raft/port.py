@@ -1,12 +1,10 @@
 """The port: what a replicated log promises to who uses it, whatever engine is behind it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
-
-from photon.core.errors import SettingsError
 
 # What mends a replica that has lost anything: it may have forgotten a vote, or what it acknowledged.
 REPLACE_IT = (
@@ -19,7 +17,7 @@ REPLACE_IT = (
 class StateMachine(Protocol):
     """What the log drives. Two replicas that applied the same commands are in the same state.
 
-    All methods are called in the raft thread, except that what `freeze` returned is consumed in another one.
+    All methods are called in the raft thread but `prepare`; what `freeze` returned is consumed in another.
     """
 
     def apply(self, command: bytes) -> object:
@@ -36,16 +34,9 @@ class StateMachine(Protocol):
         thread, WHILE `apply` goes on: copy on write is the state machine's matter.
         """
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace the whole state by the chunks of a `freeze`, in order and with the same borders."""
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A state machine that can take a snapshot in beside the work. One that can't is restored in a turn."""
-
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
-        """Build the state that `restore` would, beside the present one; what is returned puts it in place.
+        """Build a state beside the present one, of the chunks of a `freeze`, in order and with the same
+        borders; what is returned puts it in place.
 
         Called in a background thread WHILE `apply` goes on; what it returns is called in the raft thread, if
         at all, and takes milliseconds.
@@ -231,7 +222,7 @@ class ReplicatedLog(Protocol):
         """Any thread."""
 
 
-# --- The bounds and times of the log. Frozen, checked once.
+# --- The bounds and times of the log.
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -241,7 +232,10 @@ FRAME_SLACK_BYTES = MIB
 
 @dataclass(frozen=True, slots=True)
 class RaftTiming:
-    """Times in seconds. For links of 100 ms: election 1-2, fallback 2-5."""
+    """Times in seconds. For links of 100 ms: election 1-2, fallback 2-5.
+
+    An election and the fallback take more than three heartbeats, silence more than four.
+    """
 
     election_s_min: float = 0.25
     election_s_max: float = 0.5
@@ -256,19 +250,6 @@ class RaftTiming:
     # A link is closed when the peer said nothing for so long (it says something every quarter of it).
     silence_s: float = 5.0
 
-    def __post_init__(self) -> None:
-        """Raise SettingsError for times that can't work together."""
-        least = {each.name: (0.0, "0 seconds") for each in fields(self)} | {
-            "election_s_min": (3 * self.heartbeat_s, "three times heartbeat_s"),
-            "election_s_max": (self.election_s_min, "election_s_min"),
-            "leader_fallback_s": (3 * self.heartbeat_s, "three times heartbeat_s"),
-            "reconnect_s_max": (self.reconnect_s_min, "reconnect_s_min"),
-            "silence_s": (4 * self.heartbeat_s, "four times heartbeat_s"),
-        }
-        for name, (above, what) in least.items():
-            if getattr(self, name) <= above:
-                raise SettingsError(f"RaftTiming.{name}: must be above {what}")
-
 
 @dataclass(frozen=True, slots=True)
 class RaftLimits:
@@ -278,10 +259,10 @@ class RaftLimits:
     command_bytes_max: int = 2 * MIB
     # Commands proposed and not yet decided, a group.
     in_flight_max: int = 64
-    # An AppendEntries carries entries up to this size.
+    # An AppendEntries carries entries up to this size: above command_bytes_max.
     batch_bytes: int = 4 * MIB
     # Bytes that may wait for one peer's socket, a quarter of them of snapshots; past it no more entries are
-    # queued, far past it the link drops.
+    # queued, far past it the link drops. Holds a batch and a piece of a snapshot.
     outgoing_bytes: int = 16 * MIB
     # Compaction: a snapshot is due when this much was applied since the last one.
     compact_entries: int = 10_000
@@ -297,20 +278,6 @@ class RaftLimits:
     # One turn applies no longer than this (and at least one command), so that neither heartbeats nor new
     # commands wait for a replay. A turn costs so little beside it that the replay takes no longer.
     apply_turn_s: float = 0.004
-
-    def __post_init__(self) -> None:
-        """Raise SettingsError for bounds that can't hold together."""
-        for each in fields(self):
-            if getattr(self, each.name) <= 0 and not each.name.startswith("tail_"):
-                raise SettingsError(f"RaftLimits.{each.name}: must be above 0")
-        if self.batch_bytes <= self.command_bytes_max:
-            raise SettingsError("RaftLimits.batch_bytes: must be above command_bytes_max")
-        if self.outgoing_bytes < self.batch_bytes + self.snapshot_piece_bytes:
-            raise SettingsError("RaftLimits.outgoing_bytes: must hold a batch and a piece of a snapshot")
-        if self.compact_entries < 2 or self.tail_entries < 0 or self.tail_bytes < 0:
-            raise SettingsError(
-                "RaftLimits: compact_entries is 2 or more, tail_entries and tail_bytes 0 or more"
-            )
 
     @property
     def frame_bytes_max(self) -> int:

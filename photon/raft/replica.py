@@ -16,7 +16,7 @@ from photon.raft.core import RaftCore, now
 from photon.raft.files import FileShelf, delete
 from photon.raft.follower import Follower
 from photon.raft.journal import NO_OP, DamagedError
-from photon.raft.membership import Elections, Founding, HasMet, Membership, everybody_met
+from photon.raft.membership import Elections, Founding, HasMet, Membership
 from photon.raft.port import (
     Applied,
     Change,
@@ -43,7 +43,7 @@ from photon.raft.rules.codec import (
 from photon.raft.rules.guards import is_stale_ack, next_index_of
 from photon.raft.rules.members import command_of, founding
 from photon.raft.sender import SNAPSHOT_SHARE, Sender, Wire
-from photon.raft.snapshot import Compactor, Installer, Jobs, StateMachineError
+from photon.raft.snapshot import Compactor, Installer, Jobs, StateMachineError, read_chunks
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
 REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01
@@ -116,7 +116,7 @@ class NodeContext:
     timing: RaftTiming
     limits: RaftLimits
     rng: random.Random
-    has_met: HasMet = everybody_met
+    has_met: HasMet
 
 
 class Replica:
@@ -169,8 +169,10 @@ class Replica:
         self._is_first_founder = named is not None and founders is not None and founders[0] == node
         self._membership = Membership(core, store, self._sender, context.timing)
         incoming = store.snapshots.incoming_temporary
-        installer = Installer(machine, incoming, self._shelf, jobs, self._say_of_file, context.limits)
-        self._follower = Follower(core, store, self._elections, self._membership, installer, context.limits)
+        self._installer = Installer(machine, incoming, self._shelf, jobs, self._say_of_file, context.limits)
+        self._follower = Follower(
+            core, store, self._elections, self._membership, self._installer, context.limits
+        )
         self._proposals = Proposals()
         self._heartbeat_due = False
         self._sent = (0, 0)  # last index and commit index that the followers were sent
@@ -299,7 +301,7 @@ class Replica:
             self._send_file(peer, message)
             return False
         elif kind == FILE_PIECE:
-            self._follower.take_file(now(), peer, message)
+            self._installer.take_file(now(), peer, message)
         else:
             self._elections.receive(peer, message)
         return True
@@ -480,7 +482,7 @@ class Replica:
             return FIRST_INDEX
         for file in self._shelf.lacks(head.files):
             raise DamagedError(self._shelf.path(file.name), "a file of the snapshot is missing or cut")
-        self._machine.restore(self.store.snapshots.chunks())
+        self._machine.prepare(read_chunks(self.store.snapshots.path))()
         delete(self._shelf.needless(head.files))
         return head.covers.index
 

@@ -20,7 +20,7 @@ from photon.core import disk
 from photon.core.errors import DiskFullError, PhotonError, StorageError
 from photon.raft.files import Fetch, FileShelf, delete
 from photon.raft.journal import DamagedError, Journal, storage_errors
-from photon.raft.port import FileId, Filing, Members, Preparing, RaftLimits, StateMachine
+from photon.raft.port import FileId, Filing, Members, RaftLimits, StateMachine
 from photon.raft.rules.codec import FILE_NAME, Message, MessageError, SnapshotPiece
 from photon.raft.rules.members import MemberLog, command_of, members_of
 
@@ -203,14 +203,8 @@ class SnapshotStore:
         self.head = head
         return True
 
-    def chunks(self) -> Iterator[bytes]:
-        """The current snapshot's chunks, verified one by one. Raises CorruptStateError, StorageError."""
-        assert self.current is not None
-        return read_chunks(self.path)
-
 
 _FULL_DISK_S = 5.0
-_LOG_GROWS = "the log grows until a snapshot of it can be written: %s"
 # While followers take in a snapshot, the next one waits, so that what follows the first is still there for
 # them: up to so many times the usual size of the log.
 PATIENCE = 4
@@ -405,10 +399,11 @@ class Installation:
         self.head: Head | None = None  # once it is verified
         self.fetch: Fetch | None = None
         self.missing: list[FileId] = []
+        self.put_state: Callable[[], None]
+        """Its state takes the present one's; there once all is done, for the raft thread."""
         self._path = path
         self._machine = machine
         self._shelf = shelf
-        self._put: Callable[[], None] | None = None
         self._abandoned = False
 
     def work(self) -> None:
@@ -423,19 +418,12 @@ class Installation:
             self.fetch.put()
         self._shelf.pinned = self.head.files
         self.missing = self._shelf.lacks(self.head.files)
-        if not self.missing and isinstance(self._machine, Preparing):
-            self._put = self._machine.prepare(self._chunks())
+        if not self.missing:
+            self.put_state = self._machine.prepare(self._chunks())
 
     def abandon(self) -> None:
         """End soon; nobody asks for the result."""
         self._abandoned = True
-
-    def put_state(self, installed: Path) -> None:
-        """The snapshot has been put in place at `installed`: its state takes the present one's."""
-        if self._put is not None:
-            self._put()
-        else:
-            self._machine.restore(read_chunks(installed))
 
     def _chunks(self) -> Iterator[bytes]:
         for chunk in read_chunks(self._path):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 from photon.core.clock import Backoff
-from photon.raft.addresses import Address, Endpoint, Resolver, bind, check_peers
+from photon.raft.addresses import Address, Endpoint, Resolver, bind
 from photon.raft.core import now
 from photon.raft.handshake import Handshake, HandshakeError, RefusedError
 from photon.raft.links import HEADER_BYTES_MAX, PING_GROUP, FrameError, Link, LinkClosedError, tune
@@ -114,8 +114,7 @@ class Transport:
         limits: RaftLimits,
         rng: random.Random,
     ) -> None:
-        """`life`: this node's present one; peers see it. Raises SettingsError."""
-        check_peers(endpoint.node, peers)
+        """`life`: this node's present one; peers see it."""
         self._endpoint = endpoint
         self._node = endpoint.node
         self._life = life
@@ -170,10 +169,8 @@ class Transport:
     def set_peers(self, peers: Mapping[str, Address]) -> None:
         """From now on these are the peers, by id, with the addresses to dial; the thread of `poll` only.
 
-        One that is gone is disconnected and refused, one at another address is dialed there. Raises
-        SettingsError, and has then changed nothing.
+        One that is gone is disconnected and refused, one at another address is dialed there.
         """
-        check_peers(self._node, peers)
         moved = {peer for peer, address in self._peers.items() if peers.get(peer) != address}
         self._peers = dict(peers)
         self._log.only(peers)

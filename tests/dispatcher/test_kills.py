@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dispatcher.ledger import Ledger
@@ -51,7 +52,9 @@ class Backends(joiner_pb2_grpc.JoinerServicer, idregistry_pb2_grpc.IdRegistrySer
     def GetDirectory(self, request, context):
         one_shard = Configuration(1, (Interval(BEGINNING, (0,)),))
         identity = bytes.fromhex(self.registry.founded)
-        return idregistry_pb2.DirectoryResponse(configuration=one_shard.pack(), led=True, identity=identity)
+        return idregistry_pb2.DirectoryResponse(
+            configuration=msgspec.msgpack.encode(one_shard), led=True, identity=identity
+        )
 
     def Lookup(self, request, context):
         outcomes = self.registry.lookup(request.ids, request.times, request.tell_pending)

@@ -32,7 +32,7 @@ def test_what_late_tokens_won_is_told_apart_also_after_a_restart() -> None:
         token = Token("a:1", 7, (NOW - age) * WINDOW_US)
         state.apply(encode(commit(range(10 * number, 10 * number + 5), token)))
     restored = ShardState(0)
-    restored.restore(list(state.freeze()))
+    restored.prepare(list(state.freeze()))()
     for one in (state, restored):
         accounts = one.accounts()
         assert accounts({7}, "", NOW - 1).days == {(7, DAY): plus(sum_of(range(5)), sum_of(range(10, 15)))}

@@ -397,7 +397,7 @@ def test_a_restarted_leader_gives_every_lease_its_full_time_again() -> None:
     bench = Bench()
     bench.keep()
     bench.clock.advance(9.0)
-    bench.state.restore(list(bench.state.freeze()))
+    bench.state.prepare(list(bench.state.freeze()))()
     bench.tick()
     bench.clock.advance(9.0)
     assert bench.fence_fails()

@@ -254,7 +254,7 @@ def test_a_lease_that_was_forgotten_and_comes_again_is_not_taken_for_the_old_one
     old = directory.state.leases[7].grant
     directory.put(EndLease(NOW_US, 7, old))
     copy = DirectoryState()
-    copy.restore(list(directory.state.freeze()))
+    copy.prepare(list(directory.state.freeze()))()
     for state in (directory.state, copy):
         assert state.apply(encode(KeepAlive(NOW_US, 7, "j:1", 10**6))) is True
         assert state.apply(encode(Fence(NOW_US, 7, old))) is False
@@ -356,7 +356,7 @@ def test_the_settings_stay_when_no_joiner_is_left_and_in_snapshots() -> None:
     directory.put(keep(2, OURS))
     assert directory.put(EndLease(NOW_US, 2, directory.state.leases[2].grant)) is True
     copy = DirectoryState()
-    copy.restore(list(directory.state.freeze()))
+    copy.prepare(list(directory.state.freeze()))()
     for state in (directory.state, copy):
         assert state.leases == {}
         assert state.apply(encode(keep(3, OTHERS))) == Mismatched()
@@ -376,7 +376,7 @@ def test_all_replicas_refuse_the_same_whether_they_replay_or_restore(
     for number, (incarnation, told) in enumerate(asked):
         if number == restored_at:
             fresh = DirectoryState()
-            fresh.restore(list(leader.state.freeze()))
+            fresh.prepare(list(leader.state.freeze()))()
             follower.state = fresh
         answers.append(leader.put(keep(incarnation, told)))
         assert follower.put(keep(incarnation, told)) == answers[-1]
@@ -490,7 +490,7 @@ class Sharding:
         for event, time_us, shard in self.registered:
             self._check(event, pack_times([time_us]), shard)
         copy = DirectoryState()
-        copy.restore(self.directory.state.freeze())
+        copy.prepare(self.directory.state.freeze())()
         assert copy.view == view
 
     def _check(self, event: bytes, times: bytes, shard: int) -> None:
@@ -520,7 +520,7 @@ def test_a_snapshot_holds_everything() -> None:
     directory.put(KeepAlive(NOW_US, 8, "j:3", 10**6))
     directory.put(EndLease(NOW_US, 8, 2))
     copy = DirectoryState()
-    copy.restore(list(directory.state.freeze()))
+    copy.prepare(list(directory.state.freeze()))()
     assert copy.view == directory.view
     assert copy.view.identity == IDENTITY
     assert copy.vanished == directory.state.vanished == {8: "j:3"}
@@ -541,14 +541,14 @@ def test_any_number_of_incarnations_can_be_fenced_and_no_chunk_of_a_snapshot_gro
     assert len(chunks) > 1
     assert max(map(len, chunks)) <= 1 << 20
     copy = DirectoryState()
-    copy.restore(chunks)
+    copy.prepare(chunks)()
     assert copy.fences == [*fenced, 7]
 
 
 def test_what_is_no_snapshot_and_no_command_stops_the_replica() -> None:
     for chunks in ([], [b"\x03abc"], [b"\x02\xc1"]):
         with pytest.raises(CorruptStateError):
-            DirectoryState().restore(chunks)
+            DirectoryState().prepare(chunks)()
     for data in (b"", b"\x09", b"\x92\x03\x90", encode(Gone(1, "r1"))[:-1], encode(Gone(1, "r1")) + b"x"):
         with pytest.raises(CommandError):
             decode_directory(data)
@@ -565,8 +565,8 @@ def test_a_protocol_version_that_this_build_lacks_stops_the_replica_and_an_older
     assert state.apply(encode(Raise(NOW_US, NEWEST))) is False
     assert state.view.protocol == NEWEST + 1
     copy = DirectoryState()
-    copy.restore(state.freeze())
+    copy.prepare(state.freeze())()
     assert copy.view.protocol == NEWEST + 1
     monkeypatch.undo()
     with pytest.raises(CorruptStateError, match=f"protocol version {NEWEST + 1}, and this build reads"):
-        DirectoryState().restore(state.freeze())
+        DirectoryState().prepare(state.freeze())()

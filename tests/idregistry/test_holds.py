@@ -74,7 +74,7 @@ def test_holds_are_dropped_bounded_and_in_the_snapshot() -> None:
     assert not refused.busy
     assert state.apply(encode(Hold(NOW_US, "d3", 7))) is True
     copy = DirectoryState()
-    copy.restore(list(state.freeze()))
+    copy.prepare(list(state.freeze()))()
     assert copy.holds == state.holds
     assert copy.held_us == state.held_us == 1_001 - HOLDS_MAX
     assert copy.apply(encode(Hold(NOW_US, f"d{HOLDS_MAX - 1}", None))) is True

@@ -63,7 +63,7 @@ def test_what_is_kept_outlives_its_owner_and_a_snapshot():
     assert directory.put(Leave(NOW_US, GROUP, "a", 1)).members == {}
     assert not directory.write(1, sequencer).stands
     copy = DirectoryState()
-    copy.restore(directory.state.freeze())
+    copy.prepare(directory.state.freeze())()
     assert (copy.groups, copy.rows) == (directory.state.groups, directory.state.rows)
     directory.state = copy
     directory.enter("b")

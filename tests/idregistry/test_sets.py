@@ -26,7 +26,7 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.directory import DirectoryState, Proposal, View
-from idregistry.rules.sets import spread
+from idregistry.rules.sharding import spread
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.ids import Token
@@ -125,7 +125,7 @@ def test_a_resharding_brings_shards_to_a_new_set_and_takes_them_from_one_that_re
     assert grown.reshard(3) == (0, 2, 4), "a number that was retired is another group"
     assert grown.view.group(2) != DirectoryState().view.group(2)
     copy = DirectoryState()
-    copy.restore(grown.state.freeze())
+    copy.prepare(grown.state.freeze())()
     assert copy.view == grown.view
 
 

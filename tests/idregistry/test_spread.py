@@ -394,7 +394,7 @@ def test_what_may_be_won_by_half_is_not_won_once_its_guard_is_gone(restored: boo
     state.apply(encode(Boundary(NOW_US, far + 1)))
     if restored:
         chunks, state = list(state.freeze()), ShardState(0)
-        state.restore(chunks)
+        state.prepare(chunks)()
     assert state.ids == 2
     assert (commit(key, near), commit(other, far)) == (EXPIRED, WON)
     assert (contents(state).keys(), state.ids) == ({other}, 1), "who is told so does not have it"

@@ -442,7 +442,7 @@ def test_what_is_released_in_a_segment_stays_released(tmp_path: Path, written: s
     if written == "restored":
         chunks, state = list(state.freeze()), ShardState(0, SegmentFiles)
         state.open_in(tmp_path / "files")
-        state.restore(chunks)
+        state.prepare(chunks)()
     assert contents(state).keys() == set(map(event_id, left))
     assert state.ids == 18
     assert state.apply(release(TOKEN, [3])) == bytes([NOT_THERE])
@@ -535,7 +535,7 @@ def test_a_damaged_file_is_never_taken_for_an_absence(tmp_path: Path, at: int) -
     with pytest.raises(CorruptStateError, match="segment file"):
         other = ShardState(0, SegmentFiles)
         other.open_in(tmp_path / "files")
-        other.restore(chunks)
+        other.prepare(chunks)()
         for start in range(0, 1000, 20):
             ids = b"".join(held[start : start + 20])
             assert other.lookup(ids, same_times(20)) == bytes([PRESENT] * 20)

@@ -85,7 +85,7 @@ def test_replicas_answer_as_a_plain_dict_would_whatever_they_have_written(kind: 
                     chunks, names = list(other.freeze()), other.files()
                     other = ShardState(0, segment_file.SegmentFiles)
                     other.open_in(Path(root) / "other")
-                    other.restore(chunks)
+                    other.prepare(chunks)()
                     assert other.files() == names
                 write_files(other, other_written)
                 times = pack_times([time_us] * len(POOL))

@@ -38,7 +38,7 @@ from tests.idregistry.state_model import crafted
 
 def restored(chunks: list[bytes]) -> ShardState:
     state = ShardState(0)
-    state.restore(chunks)
+    state.prepare(chunks)()
     return state
 
 
@@ -180,7 +180,7 @@ def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str
     other = new_state()
     other.apply(commit_command((b"kept", [99])))
     with pytest.raises(CorruptStateError, match="snapshot"):
-        other.restore(broken)
+        other.prepare(broken)()
     assert contents(other) == {event_id(99): b"kept"}
 
 
@@ -192,7 +192,7 @@ def test_ids_that_are_not_in_order_inside_a_chunk_are_refused() -> None:
     twice = chunk[:4] + chunk[4:12] * 2 + chunk[20:]
     for broken in (swapped, twice):
         with pytest.raises(CorruptStateError, match="order"):
-            ShardState(0).restore([head, names, tally, broken, end])
+            ShardState(0).prepare([head, names, tally, broken, end])()
 
 
 def test_a_snapshot_of_any_number_of_holders_and_fences_is_of_small_chunks() -> None:
@@ -205,7 +205,7 @@ def test_a_snapshot_of_any_number_of_holders_and_fences_is_of_small_chunks() -> 
     chunks = list(state.freeze())
     assert max(map(len, chunks)) < 1 << 20
     other = ShardState(0)
-    other.restore(chunks)
+    other.prepare(chunks)()
     assert (list(other.freeze()), other.fences) == (chunks, count)
 
 
@@ -227,7 +227,7 @@ def test_a_holder_that_holds_nothing_any_more_is_forgotten_and_numbers_are_given
     assert len(state._facts.holders.names) == 1
     commit("joiner-3", 3, NOW_US)
     other = ShardState(0)
-    other.restore(list(state.freeze()))
+    other.prepare(list(state.freeze()))()
     for one in (state, other):
         held = {token for piece in one.scan() for token in piece.tokens}
         assert held == {Token("last", 1, 0).pack(), Token("joiner-3", 1, 0).pack()}
@@ -266,7 +266,7 @@ def test_a_snapshot_that_names_a_file_is_refused_where_there_is_none(tmp_path: P
     assert not state.verify(tmp_path / "files" / file.name, file)
     other = filed_state(tmp_path / "files")
     with pytest.raises(CorruptStateError, match="segment file"):
-        other.restore(chunks)
+        other.prepare(chunks)()
 
 
 @settings(deadline=None)
@@ -275,4 +275,4 @@ def test_garbage_instead_of_a_chunk_raises_nothing_but_corrupt_state(garbage: by
     head = next(iter(new_state().freeze()))
     for chunks in ([garbage], [head[:20] + garbage], [head, garbage]):
         with suppress(CorruptStateError):
-            ShardState(0).restore(chunks)
+            ShardState(0).prepare(chunks)()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from photon.core.errors import UsageError
+from photon.core.errors import LockedError
 from photon.raft.port import ChangeKind, Members, RaftLimits
 from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import command
@@ -132,7 +132,7 @@ def test_groups_come_and_go_while_the_host_runs(cluster: Cluster) -> None:
         assert cluster.register(b"x", group, group=group) is True
     cluster.wait_until_equal(1)
     for node in cluster.nodes.values():
-        with pytest.raises(UsageError):
+        with pytest.raises(LockedError):
             node.in_raft_thread(
                 lambda node=node: node.host.add_group(1, node.machines[1], lambda log: None, None)
             )

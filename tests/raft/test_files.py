@@ -2,7 +2,7 @@
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,10 +50,6 @@ class FilingRegister(Register):
 
     def verify(self, path: Path, file: FileId) -> bool:
         return file_id(file.name, path.read_bytes()) == file
-
-    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
-        drawn = list(chunks)
-        return lambda: self.restore(drawn)
 
 
 @pytest.fixture

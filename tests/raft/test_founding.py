@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from photon.raft.membership import TOLD_AFTER_S, Founding, everybody_met
+from photon.raft.membership import TOLD_AFTER_S, Founding
 from photon.raft.port import Applied, Members
 from tests.raft.cluster import Cluster
-from tests.raft.kit import TIMING, Lone, Make, VirtualClock
+from tests.raft.kit import TIMING, Lone, Make, VirtualClock, everybody_met
 from tests.simulation.proxy import Proxy
 from tests.waiting import wait_until
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from photon.core import disk
-from photon.core.errors import AddressInUseError, DiskFullError, UsageError
+from photon.core.errors import AddressInUseError, DiskFullError
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
-from photon.raft.port import RaftLimits
-from tests.ports import free_ports
+from photon.raft.port import RaftLimits, RaftTiming
 from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import Register, command
 from tests.waiting import wait_until
@@ -196,6 +195,8 @@ def lone_host(directory: Path, port: int = 0) -> RaftHost:
         Endpoint("a", ("127.0.0.1", port), b""),
         {},
         directory,
+        RaftTiming(),
+        RaftLimits(),
         rng=random.Random(1),
         on_fatal=lambda error: None,
     )
@@ -222,30 +223,6 @@ def test_an_address_that_is_taken_is_an_error_at_the_start(tmp_path: Path) -> No
         with pytest.raises(AddressInUseError):
             host.start()
         host.stop()
-
-
-def test_a_group_is_added_once_and_never_from_another_thread(tmp_path: Path) -> None:
-    host = lone_host(tmp_path, free_ports(1)[0])
-    host.add_group(0, Register(), lambda log: None, ["a"])
-    with pytest.raises(UsageError):
-        host.add_group(0, Register(), lambda log: None, ["a"])
-    host.start()
-    for wrong in (
-        lambda: host.add_group(1, Register(), lambda log: None, ["a"]),
-        lambda: host.remove_group(0),
-        lambda: host.set_peers({}),
-    ):
-        with pytest.raises(UsageError, match="before the host is started or in its thread"):
-            wrong()
-    host.stop()
-
-
-def test_founders_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    host = lone_host(tmp_path)
-    for founders in (["b", "c"], ["a", "a"], []):
-        with pytest.raises(UsageError, match="can't found group 0 on a"):
-            host.add_group(0, Register(), lambda log: None, founders)
-    host.stop()
 
 
 def test_waking_gets_on_tick_called_and_an_idle_host_sleeps(tmp_path: Path) -> None:

@@ -24,13 +24,12 @@ class PreparedRegister(Register):
         self.go_on.set()
 
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
-        fresh = Register()
-        fresh.restore(chunks)
+        put_register = super().prepare(chunks)
         self.prepared.append(threading.current_thread().name)
         assert self.go_on.wait(60)
 
         def put() -> None:
-            self.tokens, self.count, self.digest = fresh.tokens, fresh.count, fresh.digest
+            put_register()
             self.put += 1
 
         return put

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from photon.core.errors import SettingsError, StorageError
-from photon.raft.port import Applied, Outcome, RaftLimits, RaftTiming, Refusal, Refused, Unknown
+from photon.core.errors import StorageError
+from photon.raft.port import Applied, Outcome, Refusal, Refused, Unknown
 from photon.raft.replica import Proposals
 from photon.raft.snapshot import StateMachineError
 from tests.raft.kit import SMALL, TIMING, Lone, Make, VirtualClock, command
@@ -312,25 +312,6 @@ def test_a_version_or_membership_command_does_nothing(lone: Lone) -> None:
     lone.turn()
     assert lone.machine.count == 0
     assert lone.replica.core.applied_index == 2
-
-
-def test_settings_that_cannot_work_are_refused_by_name() -> None:
-    for wrong in (
-        {"heartbeat_s": 0.1},
-        {"election_s_max": 0.2},
-        {"leader_fallback_s": 0.1},
-        {"silence_s": -1.0},
-    ):
-        with pytest.raises(SettingsError, match="RaftTiming"):
-            RaftTiming(**wrong)  # type: ignore[arg-type]
-    for limit in (
-        {"command_bytes_max": 1 << 30},
-        {"outgoing_bytes": 10},
-        {"compact_entries": 1},
-        {"in_flight_max": 0},
-    ):
-        with pytest.raises(SettingsError, match="RaftLimits"):
-            RaftLimits(**limit)
 
 
 def test_who_proposed_is_never_told_of_another_leaders_entry() -> None:

@@ -4,7 +4,6 @@ import logging
 import random
 import resource
 import socket
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from photon.core.errors import AddressInUseError, SettingsError, StorageError, UsageError
 from photon.raft import links
-from photon.raft.addresses import Address, Endpoint
+from photon.raft.addresses import Endpoint
 from photon.raft.core import now
 from photon.raft.links import FrameWriter
 from photon.raft.transport import STRANGERS_MAX, LinkLog, Transport
@@ -244,22 +243,6 @@ def test_the_same_peers_again_disturb_nobody(stack: ExitStack) -> None:
     assert all(ear.down == [] for ear in net.ears.values())
 
 
-def test_peers_that_cannot_be_are_refused_and_change_nothing(stack: ExitStack) -> None:
-    net = Net().listen(stack).connect()
-    for peers in (
-        {"b": ("127.0.0.1", 1)},
-        {"": ("127.0.0.1", 1)},
-        {"x\n": ("127.0.0.1", 1)},
-        {"\udcff": ("127.0.0.1", 1)},
-        {"a": ("127.0.0.1", 0)},
-        {"a": ("127.0.0.1", 65536)},
-        {"a": ("", 1)},
-    ):
-        with pytest.raises(SettingsError):
-            net.nodes["b"].set_peers(peers)
-    assert net.ears["b"].down == []
-
-
 @pytest.mark.parametrize("host", ["x" * 70 + ".example", "no-such-host.invalid", "a b", "\udcff"])
 def test_a_host_that_has_no_address_is_told_and_stops_nothing(
     host: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
@@ -455,12 +438,10 @@ def test_listening_outside_loopback_needs_a_secret() -> None:
         Endpoint("a", ("0.0.0.0", 0), b"")
     lone(Endpoint("a", ("127.0.0.1", 0), b""))
     lone(Endpoint("a", ("0.0.0.0", 0), b"secret"))
-    with pytest.raises(SettingsError, match="among its own peers"):
-        lone(Endpoint("a", ("127.0.0.1", 0), b""), {"a": ("127.0.0.1", 1)})
 
 
-def lone(endpoint: Endpoint, peers: Mapping[str, Address] | None = None) -> Transport:
-    return Transport(endpoint, bytes(16), peers or {}, Ear(), TIMING, LIMITS, random.Random(1))
+def lone(endpoint: Endpoint) -> Transport:
+    return Transport(endpoint, bytes(16), {}, Ear(), TIMING, LIMITS, random.Random(1))
 
 
 def test_without_a_secret_loopback_works_as_well(stack: ExitStack) -> None:

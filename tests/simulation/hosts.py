@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from idregistry import service as service_module
 from idregistry import shard as shard_module
 from idregistry.coordinator import Coordinator, Hosting
@@ -487,7 +489,7 @@ class HostNode:
             known = machine.view if isinstance(machine, DirectoryState) else machine
             if known.version != version and known.configuration is not None:
                 version = known.version
-                told = known.configuration.pack()
+                told = msgspec.msgpack.encode(known.configuration)
                 world.history.append(Versioned(world.clock.at, self.name, life, group, version, told))
                 world.tell(self.name, f"group {group} has version {version}")
             if isinstance(machine, ShardState):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from photon.core.fates import Committed
-from photon.raft.port import FileId, Filing, Preparing, RaftLimits, StateMachine
+from photon.raft.port import FileId, Filing, RaftLimits, StateMachine
 from tests.raft.kit import SMALL, Register, command
 from tests.simulation.history import Act, Commit, Lookup
 
@@ -38,21 +38,9 @@ class Watched:
     def freeze(self) -> Iterable[bytes]:
         return chain([_HEAD.pack(self.count, self.digest)], self.inner.freeze())
 
-    def restore(self, chunks: Iterable[bytes]) -> None:
-        self.restored += 1
-        drawn = iter(chunks)
-        head = next(drawn)
-        self.inner.restore(drawn)
-        self.count, self.digest = _HEAD.unpack(head)
-
-
-class WatchedBeside(Watched):
-    """One that takes a snapshot in beside its work, as a shard does."""
-
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
         drawn = iter(chunks)
         head = next(drawn)
-        assert isinstance(self.inner, Preparing)
         put_inner = self.inner.prepare(drawn)
 
         def put() -> None:
@@ -63,8 +51,8 @@ class WatchedBeside(Watched):
         return put
 
 
-class WatchedFiling(WatchedBeside):
-    """One that keeps files, too."""
+class WatchedFiling(Watched):
+    """One that keeps files, as a shard does."""
 
     def open_in(self, directory: Path) -> None:
         self._filing.open_in(directory)
@@ -92,8 +80,7 @@ class WatchedFiling(WatchedBeside):
 
 def watched(inner: StateMachine, on_apply: Callable[[int, bytes], None]) -> Watched:
     """As its machine is."""
-    kind = WatchedBeside if isinstance(inner, Preparing) else Watched
-    return (WatchedFiling if isinstance(inner, Filing) else kind)(inner, on_apply)
+    return (WatchedFiling if isinstance(inner, Filing) else Watched)(inner, on_apply)
 
 
 class Workload(Protocol):

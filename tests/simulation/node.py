@@ -12,6 +12,7 @@ from photon.core.errors import CorruptStateError, StorageError
 from photon.raft.port import Change, Outcome, RaftLimits, RaftTiming, ReplicatedLog
 from photon.raft.replica import NodeContext, Replica
 from photon.raft.snapshot import StateMachineError
+from tests.raft.kit import everybody_met
 from tests.simulation.clients import Attempt
 from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash
@@ -141,7 +142,7 @@ class Node:
 
     def _made_replica(self) -> Replica:
         world = self._world
-        context = NodeContext(self.name, self.jobs, TIMING, world.limits, world.rng)
+        context = NodeContext(self.name, self.jobs, TIMING, world.limits, world.rng, everybody_met)
         return Replica(context, 0, self.directory, self._watched, self._on_tick, self, self._founders)
 
     def die(self, power: bool) -> None:

@@ -78,13 +78,13 @@ def installing_keeps_the_old_conflict() -> AbstractContextManager[None]:
 
 
 def prepared_state_is_not_put() -> AbstractContextManager[None]:
-    original = Installation.put_state
+    original = Installation.work
 
-    def put_state(self: Installation, installed: Path) -> None:
-        if self._put is None:
-            original(self, installed)
+    def work(self: Installation) -> None:
+        original(self)
+        self.put_state = lambda: None
 
-    return patched(Installation, "put_state", put_state)
+    return patched(Installation, "work", work)
 
 
 def what_a_failed_sync_dropped_is_believed() -> AbstractContextManager[None]:

@@ -114,8 +114,3 @@ def is_stale_snapshot(index: int, commit_index: int, applied_index: int) -> bool
 def next_index_of(acked: int, last_index: int) -> int:
     """Where an acknowledgement may send the next entries from: after the entry all logs share."""
     return max(2, min(acked, last_index + 1))
-
-
-def is_up_to_date(last: tuple[int, int], own: tuple[int, int]) -> bool:
-    """Whether a log that ends with this (term, index) holds all that is committed, for all one knows."""
-    return last >= own
