@@ -184,7 +184,7 @@ class DispatcherServer:
         workers = self._workers
         totals = NOTHING
         for worker in workers:
-            totals = totals.plus(worker.totals)
+            totals = totals.plus(worker.ledger.totals)
         told = together([worker.status() for worker in workers])
         files = told.pop("files")
         placed = (
@@ -206,13 +206,13 @@ class DispatcherServer:
         return [] if self._worker is None else [self._worker]
 
     def _soonest(self, count: int) -> list[dict[str, Any]]:
-        found = [one for worker in self._workers for one in worker.soonest(count)]
+        found = [one for worker in self._workers for one in worker.ledger.soonest(count)]
         return sorted(found, key=lambda one: int(one["due_us"]))[:count]
 
     def _find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
         found: list[dict[str, Any] | None] = [None] * (len(ids) // ID_BYTES)
         for worker in self._workers:
-            found = [one or other for one, other in zip(found, worker.find_waiting(ids), strict=True)]
+            found = [one or other for one, other in zip(found, worker.ledger.find_waiting(ids), strict=True)]
         return found
 
     def _fail(self, error: BaseException) -> None:
