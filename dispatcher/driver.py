@@ -44,12 +44,11 @@ from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.recorder import Finished, Recorded, Recorder
 from dispatcher.rules.backlog import Look
 from dispatcher.rules.copies import Copies
-from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBatch, concat
+from dispatcher.rules.events import Batch, FreshBatch, Resolved, RetryBatch, concat
 from dispatcher.rules.pacing import Pacing, Reading, is_backlog
-from dispatcher.rules.verdicts import Backoffs, Verdicts, none_joined, resolve
+from dispatcher.rules.verdicts import Backoffs, none_joined, resolve
 from dispatcher.sender import Answer, Gate, Sender
 from dispatcher.waiting import Hedged, WaitingBatches, Woken
-from photon.core.fates import Differing
 from photon.core.settings import Settings
 
 GATHER_COMMITS_S: Final = 0.01
@@ -282,15 +281,13 @@ class Driver:
         while taken := self._to_send.take():
             if isinstance(taken, list):
                 self._send_hedged(taken)
-                continue
-            if isinstance(taken, Woken):
+            elif isinstance(taken, Woken):
                 self._sender.send_again([(one.batch.events, one.answer, rows) for one, rows in taken.parts])
                 self._to_send.tried(taken)
-                continue
-            if isinstance(taken, Look):
+            elif isinstance(taken, Look):
                 self._look(taken)
-                continue
-            self._send(taken.batches)
+            else:
+                self._send(taken.batches)
 
     def _send(self, batches: Sequence[Batch]) -> None:
         """In one request."""
@@ -316,6 +313,8 @@ class Driver:
         self._finish_hedged(done)
 
     def _resolved(self, batch: Batch, answer: Answer, hedged: bool = False) -> Resolved:
+        with self._copies_lock:
+            differing = self._copies.differing(batch.events, answer.verdicts)
         resolved = resolve(
             batch.events,
             answer.verdicts,
@@ -325,7 +324,7 @@ class Driver:
             self._gate.rng.uniform,
             batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
             self._clock.set_by_us,
-            self._differing(batch.events, answer.verdicts),
+            differing,
         )
         return dataclasses.replace(resolved, hedged=True) if hedged else resolved
 
@@ -353,10 +352,6 @@ class Driver:
         if done:
             self._finished.put([(one.batch, self._resolved(one.batch, one.answer, True)) for one in done])
         self._wake.set()
-
-    def _differing(self, events: Events, verdicts: Verdicts) -> dict[int, Differing]:
-        with self._copies_lock:
-            return self._copies.differing(events, verdicts)
 
     def _finish(self, batch: Batch, resolved: Resolved | None) -> None:
         """`resolved`: None where it was stopped. It is not recorded, so it comes again at the next start."""

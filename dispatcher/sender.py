@@ -232,12 +232,10 @@ class Sender:
         joiner for what is not registered. `due`: when that time was over; monotonic. What is another's turn
         then stays hedged, unless it waited here for a sender or was taken before its time."""
         late_s = self._clock.monotonic() - due
-        events, rows = _hedged(batches)
+        events, parts = _hedged(batches)
         if not len(events):
             return
-        hedged_us = np.concatenate(
-            [answer.at_us[these] for (_, answer), these in zip(batches, rows, strict=True)]
-        )
+        hedged_us = np.concatenate([answer.at_us[rows] for answer, rows in parts])
         others, ages_s = np.zeros(len(events), np.bool_), self._ages_s(events)
         with self._mutex:
             waited_for = self._homes.now(events.ids, self._ages_s(events, hedged_us))
@@ -252,7 +250,7 @@ class Sender:
         if self._may_ask and late_s >= 0:  # or nobody has said what the homes have done in time
             with self._mutex:
                 self._homes.learn(waited_for, found.verdicts, late_s)
-        _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
+        _hand_out(found, parts)
 
     def look(
         self, batches: Sequence[tuple[Events, Answer]], joins: Collection[int], missed: bool
@@ -261,7 +259,7 @@ class Sender:
         in `joins`, unless it is not `missed` and left to another's heir (rules/backlog.Look); the rest stays
         hedged. What was found of each; None if nobody answered."""
         self._see_who_lives()
-        events, rows = _hedged(batches)
+        events, parts = _hedged(batches)
         with self._mutex:
             homes = self._homes.of(events.ids)
             late = np.isin(homes, [*joins])
@@ -272,13 +270,13 @@ class Sender:
             return None
         if verdicts is not None and (found := self._answer(events, _left(verdicts, ~late))) is not None:
             self._learn(events, found, LONG_S if missed else None)
-            _hand_out(found, zip((answer for _, answer in batches), rows, strict=True))
+            _hand_out(found, parts)
         told, start = list[Found](), 0
-        for (_, answer), these in zip(batches, rows, strict=True):
-            now, whose = answer.verdicts[these], homes[start : start + len(these)]
+        for answer, rows in parts:
+            now, whose = answer.verdicts[rows], homes[start : start + len(rows)]
             registered = (now == Verdict.REGISTERED) | (now == Joined.DUPLICATE)
             told.append(Found(np.bincount(whose[registered]), np.bincount(whose[now == Verdict.HEDGED])))
-            start += len(these)
+            start += len(rows)
         return told
 
     def due(self, events: Events, answer: Answer) -> float:
@@ -463,10 +461,10 @@ class Sender:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())
 
 
-def _hedged(batches: Sequence[tuple[Events, Answer]]) -> tuple[Events, list[Rows]]:
-    """What is hedged of all, and where in each."""
-    rows = [answer.hedged for _, answer in batches]
-    return concat([events.take(these) for (events, _), these in zip(batches, rows, strict=True)]), rows
+def _hedged(batches: Sequence[tuple[Events, Answer]]) -> tuple[Events, list[tuple[Answer, Rows]]]:
+    """What is hedged of all, and where in each answer."""
+    parts = [(answer, answer.hedged) for _, answer in batches]
+    return concat([events.take(rows) for (events, _), (_, rows) in zip(batches, parts, strict=True)]), parts
 
 
 def _hand_out(found: Answer, to: Iterable[tuple[Answer, Rows]]) -> None:

@@ -27,49 +27,13 @@ from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
 
-
-class DispatcherService(dispatcher_pb2_grpc.DispatcherServicer):
-    """`status` gives the answer as a dict of plain values, `waiting` one for each of 16 x N ids, `soonest`
-    those of at most so many events that are tried next."""
-
-    def __init__(
-        self,
-        status: Callable[[], dict[str, Any]],
-        waiting: Callable[[bytes], list[dict[str, Any] | None]],
-        soonest: Callable[[int], list[dict[str, Any]]],
-    ) -> None:
-        self._status = status
-        self._waiting = waiting
-        self._soonest = soonest
-
-    def Status(
-        self, request: dispatcher_pb2.StatusRequest, context: grpc.ServicerContext
-    ) -> dispatcher_pb2.StatusResponse:
-        del request, context
-        return dispatcher_pb2.StatusResponse(json=msgspec.json.encode(self._status()))
-
-    def Pending(
-        self, request: dispatcher_pb2.PendingRequest, context: grpc.ServicerContext
-    ) -> dispatcher_pb2.PendingResponse:
-        if len(request.ids) % ID_BYTES:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'ids' is {ID_BYTES} bytes an id")
-        if request.soonest > SOONEST_MAX:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'soonest' is at most {SOONEST_MAX}")
-        waiting: Sequence[dict[str, Any] | None]
-        try:
-            waiting = self._soonest(request.soonest) if request.soonest else self._waiting(request.ids)
-        except StorageError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return dispatcher_pb2.PendingResponse(json=msgspec.json.encode(waiting))
-
-
 _RPC_WORKERS: Final = 2
 SOONEST_MAX: Final = 1000
 _CALLS_MAX: Final = 64
 _REQUEST_BYTES_MAX: Final = 1 << 20
 
 
-class DispatcherServer:
+class DispatcherServer(dispatcher_pb2_grpc.DispatcherServicer):
     """Reads the foreign logs that match `patterns` and sends their events to `joiner`.
 
     With a `place` it has those shares of the logs that the registry's directory gives it, wherever it runs
@@ -138,7 +102,7 @@ class DispatcherServer:
         self._rpc.serve_while(lambda: not any(one.driver.storage_error for one in self._workers))
         self._rpc.add(
             dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-            DispatcherService(self.status, self._find_waiting, self._soonest),
+            self,
             "photon.dispatcher.v1.Dispatcher",
         )
 
@@ -184,7 +148,7 @@ class DispatcherServer:
         workers = self._workers
         totals = NOTHING
         for worker in workers:
-            totals = totals.plus(worker.totals)
+            totals = totals.plus(worker.ledger.totals)
         told = together([worker.status() for worker in workers])
         files = told.pop("files")
         placed = (
@@ -199,6 +163,25 @@ class DispatcherServer:
             "worker": {**self._process, "files": files},
         }
 
+    def Status(
+        self, request: dispatcher_pb2.StatusRequest, context: grpc.ServicerContext
+    ) -> dispatcher_pb2.StatusResponse:
+        return dispatcher_pb2.StatusResponse(json=msgspec.json.encode(self.status()))
+
+    def Pending(
+        self, request: dispatcher_pb2.PendingRequest, context: grpc.ServicerContext
+    ) -> dispatcher_pb2.PendingResponse:
+        if len(request.ids) % ID_BYTES:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'ids' is {ID_BYTES} bytes an id")
+        if request.soonest > SOONEST_MAX:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'soonest' is at most {SOONEST_MAX}")
+        waiting: Sequence[dict[str, Any] | None]
+        try:
+            waiting = self._soonest(request.soonest) if request.soonest else self._find_waiting(request.ids)
+        except StorageError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return dispatcher_pb2.PendingResponse(json=msgspec.json.encode(waiting))
+
     @property
     def _workers(self) -> list[Worker]:
         if self._shares is not None:
@@ -206,13 +189,13 @@ class DispatcherServer:
         return [] if self._worker is None else [self._worker]
 
     def _soonest(self, count: int) -> list[dict[str, Any]]:
-        found = [one for worker in self._workers for one in worker.soonest(count)]
+        found = [one for worker in self._workers for one in worker.ledger.soonest(count)]
         return sorted(found, key=lambda one: int(one["due_us"]))[:count]
 
     def _find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
         found: list[dict[str, Any] | None] = [None] * (len(ids) // ID_BYTES)
         for worker in self._workers:
-            found = [one or other for one, other in zip(found, worker.find_waiting(ids), strict=True)]
+            found = [one or other for one, other in zip(found, worker.ledger.find_waiting(ids), strict=True)]
         return found
 
     def _fail(self, error: BaseException) -> None:

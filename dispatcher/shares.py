@@ -225,7 +225,7 @@ class Keeper:
             restored(self._site, self._number, read.rows)
         self._kept = dict(read.rows)
         worker = Worker(self._site, self._number, self._of, f"{self._group}-{self._number}", moves=True)
-        self._letters = worker.letters
+        self._letters = worker.ledger.letters
         stands = self._try(lambda: self._checkpoint(worker))
         if stands:
             self.worker = worker
@@ -257,7 +257,7 @@ class Keeper:
                 self._checkpoint(worker, release=True)
         elif self._wanted is Want.LOSE:
             with contextlib.suppress(StorageError):
-                worker.cut_letters(self._letters)
+                worker.ledger.cut_letters(self._letters)  # another dispatcher tells of those after it
         self.worker = None
         worker.close()
         if self._wanted is Want.LOSE:

@@ -17,7 +17,6 @@ from dispatcher.ledger import Ledger
 from dispatcher.reader import LogReader
 from dispatcher.rules.homes import Homes
 from dispatcher.rules.pacing import Pacing
-from dispatcher.rules.verdicts import Totals
 from dispatcher.sender import Gate, Sender
 from dispatcher.workers import Inbox, mine_of, worker_directory
 from eventstore.client import EventStoreClient
@@ -27,7 +26,6 @@ from photon.core.clock import SteadyClock
 from photon.core.disk import storage_errors
 from photon.core.settings import Settings
 from photon.logs.formats import json_lines
-from photon.logs.writer import LogPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +66,17 @@ class Worker:
         self.number = number
         self._drain = site.drain
         place = worker_directory(site.directory, number)
-        self._ledger = Ledger(
+        self.ledger = Ledger(
             place, site.dead_letters, own.state_bytes_max, number, site.number if moves else 0
         )
         self._gate_stopping, wake = threading.Event(), threading.Event()
         with contextlib.ExitStack() as undo:
-            undo.callback(self._ledger.close)
-            inbox = Inbox(site.directory, self._ledger.file.sync)
-            states = self._ledger.files()
+            undo.callback(self.ledger.close)
+            inbox = Inbox(site.directory, self.ledger.file.sync)
+            states = self.ledger.files()
             if not moves:
                 inbox.sweep(states)
-            self.book = Book(self._ledger) if moves else None
+            self.book = Book(self.ledger) if moves else None
             logs = site.patterns if of != INBOX_ONLY else ()
             self._reader = LogReader(
                 [*logs, *([] if moves else [inbox.pattern])],
@@ -104,7 +102,7 @@ class Worker:
             homes = Homes(site.datacenter, site.joiners, own.home_hedge_ms / 1000)
             self._sender = Sender(looked_up, site.joiner, self._gate, inbox.is_recovered, recognise, homes)
             self.driver = Driver(
-                settings, self._ledger, self._reader, self._sender, self._gate, wake, inbox.sweep, self.book
+                settings, self.ledger, self._reader, self._sender, self._gate, wake, inbox.sweep, self.book
             )
             undo.pop_all()
         told = self.driver.arrive, self.driver.read_to
@@ -112,17 +110,8 @@ class Worker:
         self._listener = Listener(make(), self._gate, *told) if make else None
         days, follower = settings.registry.retention_days, self._reader.follower
         self._holder = (
-            Holder(name, site.registry, self._ledger, follower, self._gate, days) if days > 0 else None
+            Holder(name, site.registry, self.ledger, follower, self._gate, days) if days > 0 else None
         )
-
-    @property
-    def totals(self) -> Totals:
-        return self._ledger.totals
-
-    @property
-    def letters(self) -> LogPosition:
-        """Where its dead letters end."""
-        return self._ledger.letters
 
     def start(self) -> None:
         self.driver.start()
@@ -141,23 +130,13 @@ class Worker:
     def close(self) -> None:
         """After `rest`."""
         self._reader.follower.close()
-        self._ledger.close()
-
-    def cut_letters(self, position: LogPosition) -> None:
-        """Between `rest` and `close`: another dispatcher tells of those after it."""
-        self._ledger.cut_letters(position)
-
-    def find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
-        return self._ledger.find_waiting(ids)
-
-    def soonest(self, count: int) -> list[dict[str, Any]]:
-        return self._ledger.soonest(count)
+        self.ledger.close()
 
     def status(self) -> dict[str, Any]:
         """How it goes now. Plain values."""
         return {
             "backlog": self._reader.backlog(),
-            "waiting_bytes": self._ledger.waiting_bytes,
+            "waiting_bytes": self.ledger.waiting_bytes,
             "in_flight": self.driver.in_flight,
             "woken": self.driver.woken,
             "requests_max": self._gate.size,

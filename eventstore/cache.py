@@ -220,14 +220,12 @@ class Filling:
         with self._lock:
             if self._closed or membership is self._known:
                 return
-            old, self._feeds = (
-                self._feeds,
-                {
-                    address: self._feeds.get(address) or _Feed(address, self._network)
-                    for address in membership.members
-                    if address != self._peers.address
-                },
-            )
+            old = self._feeds
+            self._feeds = {
+                address: old.get(address) or _Feed(address, self._network)
+                for address in membership.members
+                if address != self._peers.address
+            }
             self._known = membership
             for address in old.keys() - self._feeds.keys():
                 feed = old[address]

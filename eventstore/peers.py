@@ -14,7 +14,6 @@ it lacks by itself, and neither clients nor logs are given to it until it has al
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from secrets import randbits
 from typing import Any, Final
 
@@ -49,23 +48,15 @@ _POSITION_BITS: Final = 62
 _SLOTS: Final = b"".join(slot.to_bytes(ID_BYTES, "big") for slot in range(SLOTS))
 
 
-@dataclass(frozen=True, slots=True)
 class Membership:
-    """Who is to be asked, and who reads the logs: those that serve, or all, where none does."""
+    """Who is to be asked, and who reads the logs: those that serve, or all, where none does. Immutable."""
 
-    ring: Ring
-    version: int = field(init=False)
-    """The same wherever the members are the same."""
-    _readers: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "version", version_of(self.members))
-        readers = np.array(self.members, object)[self.ring.owners(_SLOTS)]
-        object.__setattr__(self, "_readers", tuple(readers.tolist()))
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        return self.ring.members
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.members = ring.members
+        self.version = version_of(ring.members)
+        """The same wherever the members are the same."""
+        self._readers: list[str] = np.array(ring.members, object)[ring.owners(_SLOTS)].tolist()
 
     def reader(self, name: str) -> str:
         """Of the log of that name, and of what rotation makes of it."""

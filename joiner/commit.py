@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from idregistry.client import RegistryClient
 from joiner.intents import Intent, IntentJournal, Range
 from joiner.leases import Lease, LeaseKeeper
 from joiner.output import Checkpoint, JoinedLog
@@ -35,9 +36,6 @@ from photon.core.columns import take_ids, take_times
 from photon.core.disk import storage_errors, write_all
 from photon.core.errors import OverloadedError, StorageError, UnavailableError, told
 from photon.core.fates import Committed, Released
-
-if TYPE_CHECKING:
-    from idregistry.client import RegistryClient
 
 PROBE_INTERVAL_S: Final = 0.5
 PROBE_BYTES: Final = 1 << 20
@@ -157,7 +155,7 @@ class Settler:
 
     def __init__(
         self,
-        registry: "RegistryClient",
+        registry: RegistryClient,
         journal: IntentJournal,
         output: JoinedLog,
         gate: StorageGate,

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from idregistry.client import check_registry
+from idregistry.client import RegistryClient, check_registry
 from photon.core.clock import Background, Clock
 from photon.core.errors import (
     CorruptStateError,
@@ -29,9 +29,6 @@ from photon.core.errors import (
     told,
 )
 from photon.core.ids import Token
-
-if TYPE_CHECKING:
-    from idregistry.client import RegistryClient
 
 FIRST_LEASE_WAIT_S: Final = 1.0
 _STOP_WAIT_S: Final = 1.0
@@ -99,7 +96,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        registry: "RegistryClient",
+        registry: RegistryClient,
         own: Lease,
         clock: Clock,
         notice: Callable[[str], None],

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from eventstore.client import EventStoreClient
+from idregistry.client import RegistryClient
 from joiner import rules
 from joiner.accounts import Accountant
 from joiner.adapter import BatchAdapter, Guard, keeps_default_line, load_adapter
@@ -39,10 +41,6 @@ from photon.core.ids import ID_BYTES, MATCHED, mark_ids, parse_token
 from photon.core.settings import Settings, identity_digest, reading_fingerprint
 from photon.core.status import Notices
 from photon.logs.formats import json_lines
-
-if TYPE_CHECKING:
-    from eventstore.client import EventStoreClient
-    from idregistry.client import RegistryClient
 
 UNRESOLVED_MAX: Final = 64
 UNRESOLVED_BYTES_MAX: Final = 256 << 20
@@ -114,7 +112,7 @@ class Marker:
     event be joined by another joiner, or expire. For many threads at once.
     """
 
-    def __init__(self, registry: "RegistryClient", settings: Settings) -> None:
+    def __init__(self, registry: RegistryClient, settings: Settings) -> None:
         self._registry = registry
         self._lines = json_lines(settings)
         self._field = settings.primary.time
@@ -154,8 +152,8 @@ class Worker:
         self,
         settings: Settings,
         home: Home,
-        registry: "RegistryClient",
-        eventstore: "EventStoreClient",
+        registry: RegistryClient,
+        eventstore: EventStoreClient,
         clock: Clock,
         on_fatal: Callable[[BaseException], None] = lambda _: None,
         checkpoint: Checkpoint = lambda _: None,
