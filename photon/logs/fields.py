@@ -58,7 +58,8 @@ class Guess:
 
 
 def values_of(events: Sequence[Mapping[str, Any]]) -> Values:
-    """The fields of JSON objects, by their paths as settings write them."""
+    """The fields of JSON objects, by their paths as settings write them; one that is null is as good as not
+    there."""
     found: Values = {}
     for event in events:
         for path, value in _fields(event, "", DEPTH_MAX):
@@ -71,15 +72,15 @@ def _fields(event: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple
         path = before + name.replace(".", "..")
         if isinstance(value, dict) and depth > 1:
             yield from _fields(value, f"{path}.", depth - 1)
-        elif name:
+        elif name and value is not None:
             yield path, value
 
 
 def guess(primary: Sequence[Mapping[str, Any]], foreign: Sequence[Mapping[str, Any]]) -> Guess:
     """Of sample lines of both sides, decoded."""
     ours, theirs = values_of(primary), values_of(foreign)
-    ids = {path: {*values} for path, values in ours.items() if _is_id(values, len(primary))}
-    named = {path: {*values} for path, values in theirs.items() if _are_ids(values)}
+    ids = {path: {*_ids_in(values)} for path, values in ours.items() if _is_id(values, len(primary))}
+    named = {path: {*found} for path, values in theirs.items() if (found := _ids_in(values))}
     pairs = sorted(
         (
             (len(values & known) / len(values), _alike(path, of), path, of, len(values & known), len(values))
@@ -104,22 +105,27 @@ def guess(primary: Sequence[Mapping[str, Any]], foreign: Sequence[Mapping[str, A
     )
 
 
-def _are_ids(values: Sequence[Any]) -> bool:
-    return all(
-        (isinstance(value, str) and value) or (isinstance(value, int) and not isinstance(value, bool))
+def _ids_in(values: Sequence[Any]) -> list[Any]:
+    """Those that can be ids; none if that is not all, but for a bad one here and there."""
+    good = [
+        value
         for value in values
-    )
+        if (isinstance(value, str) and value) or (isinstance(value, int) and not isinstance(value, bool))
+    ]
+    return good if len(good) >= MOSTLY * len(values) else []
 
 
 def _is_id(values: Sequence[Any], lines: int) -> bool:
-    return len(values) >= MOSTLY * lines and _are_ids(values) and len({*values}) >= DISTINCT * len(values)
+    found = _ids_in(values)
+    return bool(found) and len(values) >= MOSTLY * lines and len({*found}) >= DISTINCT * len(found)
 
 
 def _repeats(values: Sequence[Any]) -> str:
-    distinct = len({*values})
-    if distinct == len(values):
+    found = _ids_in(values)
+    distinct = len({*found})
+    if distinct == len(found):
         return f"each value once in {distinct:,} lines"
-    return f"{distinct:,} values in {len(values):,} lines"
+    return f"{distinct:,} values in {len(found):,} lines"
 
 
 def _alike(path: str, of: str) -> int:
@@ -159,14 +165,19 @@ def _time(fields: Values, lines: int) -> Found | None:
 
 
 def _times(values: Sequence[Any]) -> str:
-    """Their unit, if they can be times, else empty."""
-    if all(isinstance(value, str) for value in values):
-        try:
-            msgspec.convert(list(values), list[_AWARE])  # type: ignore[valid-type]
-        except msgspec.ValidationError:
-            return ""
+    """Their unit, if they can be times, but for a bad one here and there; else empty."""
+    enough = MOSTLY * len(values)
+    if sum(map(_is_aware, values)) >= enough:
         return RFC3339
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    if not numbers or len(numbers) < enough:
         return ""
-    middle = float(np.median(np.array(values, np.float64)))
+    middle = float(np.median(np.array(numbers, np.float64)))
     return next((unit for unit, least in _UNITS_FROM if least <= middle < least * 1_000), "")
+
+
+def _is_aware(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(msgspec.convert(value, _AWARE))
+    except msgspec.ValidationError:
+        return False

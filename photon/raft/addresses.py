@@ -14,8 +14,8 @@ from photon.rpc.network import Tls, is_loopback
 Address = tuple[str, int]
 Target = tuple[int, Any]  # address family, socket address
 
-# A name's address is asked for again after so long. Short, for only a peer that is away is looked up, and one that comes
-# back may have another address: in Kubernetes a pod has a new one after each restart.
+# A name's address is asked for again after so long. Short, for only a peer that is away is looked up, and one
+# that comes back may have another address: in Kubernetes a pod has a new one after each restart.
 FRESH_S = 1.0
 _BACKLOG = 64
 

@@ -56,6 +56,19 @@ def test_nested_fields_units_and_which_field_names_which_are_found():
     assert found.primary_id.why == "600 values in 620 lines"
 
 
+def test_a_bad_value_here_and_there_hides_no_field():
+    """As in logs that people have: a null, a list, an empty id, a time that is none."""
+    primary, clicks = a_pair(random.Random(2))
+    wanted = guess(primary, clicks)
+    clicks[3]["ClickId"], clicks[50]["ClickId"], clicks[70]["ts"] = None, ["c50"], "n/a"
+    clicks[99]["ctx"]["imp"]["id"] = ""
+    primary[7]["served_at"], primary[8]["imp"]["meta"]["uuid"] = "yesterday", {}
+    found = guess(primary, clicks)
+    for name in ("primary_id", "primary_time", "foreign_id", "foreign_primary_id", "foreign_time"):
+        before, now = getattr(wanted, name), getattr(found, name)
+        assert (now.path, now.unit, now.sure) == (before.path, before.unit, before.sure)
+
+
 @pytest.mark.parametrize(
     ("primary", "foreign", "wanted"),
     [
