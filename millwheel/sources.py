@@ -20,7 +20,7 @@ from millwheel.sinks import complete_files
 from millwheel.topology import PUSHED, Input, Logs
 from photon.core.clock import Clock
 from photon.core.settings import Logs as Reading
-from photon.logs.files import FileState, named_files, pack_file_state, shown, unpack_file_state
+from photon.logs.files import FileState, find, pack_file_state, shown, unpack_file_state
 from photon.logs.follow import LogFollower
 from photon.logs.packed import is_packed
 from photon.logs.shares import slot_of, unrotated
@@ -260,8 +260,8 @@ class LogSource:
             self._expected = [
                 glob
                 for glob in self._expected
-                if not (names := named_files([glob]))
-                or any(self._is_read(name) and name not in known for name in names)
+                if not (files := find([glob], lambda *_: None))
+                or any(self._is_read(file.name) and file.name not in known for file in files)
             ]
         return bool(self._expected)
 

@@ -281,6 +281,10 @@ def _check_logs(name: str, injector: Logs) -> None:
             split_address(injector.listen, f"injector '{name}': listen")
         except SettingsError as error:
             raise TopologyError(str(error)) from error
+    if injector.silent not in ("advance", "hold"):
+        raise TopologyError(f"injector '{name}': silent is advance or hold, not {injector.silent!r}")
+    if isinstance(injector.expected, str):
+        raise TopologyError(f"injector '{name}': expected is a tuple of globs: ({injector.expected!r},)")
     if injector.unit not in get_args(Unit):
         raise TopologyError(f"injector '{name}': unit is one of {_names(get_args(Unit))}")
     _check_path(f"time of injector '{name}'", injector.time)

@@ -32,6 +32,8 @@ class WindowCounts(BatchComputation):
         self._stream = stream
         self._length = round(length_s * SECOND_US)
         self._every = self._length if every_s is None else round(every_s * SECOND_US)
+        if self._length <= 0:
+            raise TopologyError(f"WindowCounts: length_s is {length_s:g}; it must be above 0")
         if self._every <= 0 or self._length < self._every or self._length % self._every:
             raise TopologyError(f"WindowCounts: length_s {length_s:g} is no multiple of every_s {every_s}")
 

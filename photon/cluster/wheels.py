@@ -35,6 +35,7 @@ from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
+from photon.logs.files import find
 from photon.logs.shares import SLOTS
 from photon.rpc.network import Network
 
@@ -81,6 +82,8 @@ class WheelRun:
         self._name, self._work, self._follow, self._tell = name, work, follow, tell
         self._begun, self._config = Begun(name, work, tuple(stores), history), config
         self._topology = load_topology(name)
+        if not (follow or stores or (work / "state").exists()):
+            _check_matches(self._topology)
         self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
@@ -422,6 +425,17 @@ class WheelRun:
         answer = {"error": f"not deployed, the run goes on as it was: {wrong}"} if wrong else {"ok": True}
         with contextlib.suppress(LostError):
             asker.send(links.ANSWER, pack(answer))
+
+
+def _check_matches(topology: Topology) -> None:
+    """UsageError if there is nothing to read at all: a mistyped path would look like a run that is done."""
+    if any(injector.listen for injector in topology.injectors.values()):
+        return
+    patterns = [pattern for injector in topology.injectors.values() for pattern in injector.patterns]
+    refused: dict[str, str] = {}
+    if patterns and not find(patterns, refused.__setitem__):
+        why = "; ".join(refused.values()) or "check the paths, or use --follow to wait for logs"
+        raise UsageError(f"no log matches {', '.join(map(repr, patterns))}; {why}")
 
 
 def _network(machine: str, workers: int, shared: bool, config: Path | None, topology: Topology) -> Network:

@@ -1,6 +1,7 @@
 """What a user's code may rely on (paper 4.4 to 4.6), a record and a batch at a time."""
 
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -308,6 +309,21 @@ def test_lines_that_are_none_are_dead_letters_and_the_others_go_on():
 def test_a_topology_that_cannot_be_is_refused_with_its_mend(computations, sinks, message):
     with pytest.raises(TopologyError, match=message.replace(".", r"\.")):
         Topology({"clicks": Logs("logs/*", "ts")}, computations, sinks)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lateness_s": -1}, "a lateness_s of 0 or more"),
+        ({"unit": "h"}, "unit is one of"),
+        ({"silent": "wait"}, "silent is advance or hold, not 'wait'"),
+        ({"expected": "logs/0*"}, "expected is a tuple of globs: ('logs/0*',)"),
+        ({"percentile": 100, "lateness_s": 1}, "a percentile is between 0 and 100"),
+    ],
+)
+def test_an_injector_that_cannot_be_is_refused_with_its_mend(given, message):
+    with pytest.raises(TopologyError, match=re.escape(message)):
+        Topology({"clicks": Logs("logs/*", "ts", **given)}, {}, {})
 
 
 class Whole(Computation[dict]):

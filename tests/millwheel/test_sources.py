@@ -209,12 +209,13 @@ def test_logs_that_grow_no_more_end(tmp_path):
     assert read.bound == NEVER
 
 
-def test_a_file_that_is_expected_is_waited_for(tmp_path):
-    read = Read(tmp_path, expected=(f"{tmp_path}/b*.jsonl",))
+@pytest.mark.parametrize("expected", ["b*.jsonl", "b1.jsonl"])
+def test_a_file_that_is_expected_is_waited_for(tmp_path, expected):
+    read = Read(tmp_path, expected=(f"{tmp_path}/{expected}",))
     read.write("a.jsonl", -100)
     read.read()
     assert read.bound == BEFORE
-    assert read.source.why()["expected"] == [f"{tmp_path}/b*.jsonl"]
+    assert read.source.why()["expected"] == [f"{tmp_path}/{expected}"]
     read.write("b1.jsonl", -3)
     read.read()
     assert read.bound == 0
