@@ -45,6 +45,8 @@ from photon.core.settings import PIPELINE_ROLES, Settings, load_settings
 POLL_S: Final = 0.05
 FOLLOWING_S: Final = 1.0
 """A run that goes on tailing asks its processes this often: an answer costs each of them something."""
+TURN_S: Final = 0.25
+"""And looks this often whether all of them are there."""
 STALL_S: Final = 120.0
 """Nothing moves for this long: the run ends with status 1; it can be resumed."""
 STILL_S_MAX: Final = 60.0
@@ -130,7 +132,7 @@ class RunLoop:
         stop."""
         self.cluster, self.reader, self.told_to_stop = cluster, reader, told_to_stop
         self._pool, self._notice, self._every_s = pool, notice, every_s
-        self._turn_s = max(POLL_S, every_s / 4)  # who asks seldom has nobody who waits: it wakes seldom, too
+        self._turn_s = POLL_S if every_s <= POLL_S else TURN_S
         self._asked_s = float("-inf")
         self._answer: Future[Sample] | None = None
         self._hurried = False
