@@ -189,7 +189,8 @@ class Worker:
 
     @property
     def _busy(self) -> bool:
-        return self._wheel.due or (self._more and self._may_read) or self._done(self._committing)
+        committed = self._committing is not None and self._committing.done()
+        return self._wheel.due or (self._more and self._may_read) or committed
 
     _more = True
     """A log has more, as of the last look."""
@@ -197,10 +198,6 @@ class Worker:
     @property
     def _may_read(self) -> bool:
         return self._chunks < _CHUNKS_MAX and self._wheel.unacked_bytes < UNACKED_BYTES_MAX
-
-    @staticmethod
-    def _done(future: "Future[Any] | None") -> bool:
-        return future is not None and future.done()
 
     def _patience(self) -> float:
         wait = _TICK_S if any(len(stage.due) for stage in self._wheel.stages.values()) else _IDLE_TICK_S
@@ -350,13 +347,11 @@ class Worker:
     # What goes out
 
     def _commit(self) -> None:
-        if self._done(self._committing):
-            assert self._committing is not None
+        if self._committing is not None and self._committing.done():
             self._committing.result()
             self._committing = None
             self._let_out()
-        if self._done(self._syncing):
-            assert self._syncing is not None
+        if self._syncing is not None and self._syncing.done():
             for sink, lane, numbers, place in self._syncing.result():
                 self._wheel.stored(sink, lane, numbers, place)
                 self._places.append((sink, lane, place))
