@@ -15,8 +15,9 @@ from photon.rpc.network import Tls, is_loopback
 Address = tuple[str, int]
 Target = tuple[int, Any]  # address family, socket address
 
-# How long a name's address is used before it is asked for again.
-FRESH_S = 30.0
+# A name's address is asked for again after so long. Short, for only a peer that is away is looked up, and one
+# that comes back may have another address: in Kubernetes a pod has a new one after each restart.
+FRESH_S = 1.0
 _BACKLOG = 64
 
 

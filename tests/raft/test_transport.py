@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -206,6 +207,33 @@ def test_a_peer_at_another_address_is_dialed_there(stack: ExitStack) -> None:
     net.turn_until(lambda: net.ears["a"].up == ["b", "b"])
     assert len(moved._up) == 1
     old.close()
+
+
+def test_a_peer_that_comes_back_with_another_address_of_its_name_is_dialed_there(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Net().listen(stack)
+    _, port = net.addresses["b"]
+    named, resolve = {"b.example": "127.0.0.1"}, socket.getaddrinfo
+
+    def getaddrinfo(host: str, *rest: Any, **options: Any) -> Any:
+        if host in named and not options.get("flags", 0) & socket.AI_NUMERICHOST:
+            host = named[host]
+        return resolve(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    net.nodes["a"].set_peers({"b": ("b.example", port)})
+    net.connect()
+    net.nodes["b"].close()
+    net.turn_until(lambda: net.ears["a"].down == ["b"])
+    endpoint = Endpoint("b", ("127.0.0.2", port), b"s")
+    moved = Transport(
+        endpoint, life_of("b"), net.others("b"), net.ears["b"], TIMING, LIMITS, random.Random(2)
+    )
+    moved.listen()
+    stack.callback(moved.close)
+    net.nodes["b"], named["b.example"] = moved, "127.0.0.2"
+    net.turn_until(lambda: net.ears["a"].up == ["b", "b"])
 
 
 def test_the_same_peers_again_disturb_nobody(stack: ExitStack) -> None:
