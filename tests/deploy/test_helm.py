@@ -118,6 +118,21 @@ def test_each_pod_starts_the_process_of_its_number(tmp_path):
     assert started == west
 
 
+def test_a_pod_is_asked_by_the_settings_it_was_started_with_and_is_never_killed_for_being_unready(tmp_path):
+    """The ConfigMap's new text is in all its mounts at once, before it is each pod's turn to restart."""
+    for (kind, _), one in made(tmp_path).items():
+        if kind != "StatefulSet":
+            continue
+        spec = one["spec"]["template"]["spec"]
+        [prepare], [container] = spec["initContainers"], spec["containers"]
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        assert "settings" not in {mount["name"] for mount in mounts.values()}
+        settings = mounts["/etc/photon/photon.toml"]
+        assert (settings["name"], settings["subPath"]) == ("run", "photon.toml")
+        assert "/run/photon/photon.toml" in prepare["args"][0]
+        assert "startupProbe" not in container and "livenessProbe" not in container
+
+
 def test_no_pod_runs_as_root_or_may_become_it(tmp_path):
     for (kind, _), one in made(tmp_path).items():
         if kind != "StatefulSet":
