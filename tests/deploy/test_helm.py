@@ -133,6 +133,21 @@ def test_a_pod_is_asked_by_the_settings_it_was_started_with_and_is_never_killed_
         assert "startupProbe" not in container and "livenessProbe" not in container
 
 
+def test_a_pod_that_can_not_become_ready_does_not_keep_its_node_from_being_drained(tmp_path):
+    """But of a registry's replicas a majority goes before."""
+    asked = "unhealthyPodEvictionPolicy"
+    budgets = {
+        name: one["spec"] for (kind, name), one in made(tmp_path).items() if kind == "PodDisruptionBudget"
+    }
+    assert {name for name, spec in budgets.items() if spec.get(asked) == "AlwaysAllow"} == {
+        "east-eventstore",
+        "east-joiner",
+        "east-dispatcher",
+    }
+    alone = made(tmp_path, datacenter="witness", **SYSTEM)["PodDisruptionBudget", "witness-registry"]
+    assert alone["spec"][asked] == "AlwaysAllow"
+
+
 def test_no_pod_runs_as_root_or_may_become_it(tmp_path):
     for (kind, _), one in made(tmp_path).items():
         if kind != "StatefulSet":
