@@ -47,7 +47,7 @@ pytestmark = [
 def helm(tmp_path, *words, **values):
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps(values))
-    command = [HELM, *words, str(CHART), "--values", str(file)]
+    command = [HELM, *words, str(CHART), "--namespace", "photon", "--values", str(file)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -178,6 +178,10 @@ def test_an_image_is_named_by_its_digest_where_there_is_one(tmp_path):
         ({"datacenter": "mars"}, "datacenter 'mars' is not among datacenters: east"),
         ({"datacenters": {"east": {"registry": ["r0"]}}}, "three at least"),
         ({"datacenters": {"west": WEST | {"registry": ["r0"]}}}, "two registry replicas have one name"),
+        (
+            {"datacenters": {"east": {"domain": "other.svc.cluster.local"}}},
+            "under photon.svc.cluster.local: name that as its domain, or install with --namespace other",
+        ),
     ],
 )
 def test_a_system_that_can_not_be_is_refused_before_anything_is_made(tmp_path, values, why):
