@@ -47,7 +47,7 @@ pytestmark = [
 def helm(tmp_path, *words, **values):
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps(values))
-    command = [HELM, *words, str(CHART), "--values", str(file)]
+    command = [HELM, *words, str(CHART), "--namespace", "photon", "--values", str(file)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -118,6 +118,36 @@ def test_each_pod_starts_the_process_of_its_number(tmp_path):
     assert started == west
 
 
+def test_a_pod_is_asked_by_the_settings_it_was_started_with_and_is_never_killed_for_being_unready(tmp_path):
+    """The ConfigMap's new text is in all its mounts at once, before it is each pod's turn to restart."""
+    for (kind, _), one in made(tmp_path).items():
+        if kind != "StatefulSet":
+            continue
+        spec = one["spec"]["template"]["spec"]
+        [prepare], [container] = spec["initContainers"], spec["containers"]
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        assert "settings" not in {mount["name"] for mount in mounts.values()}
+        settings = mounts["/etc/photon/photon.toml"]
+        assert (settings["name"], settings["subPath"]) == ("run", "photon.toml")
+        assert "/run/photon/photon.toml" in prepare["args"][0]
+        assert "startupProbe" not in container and "livenessProbe" not in container
+
+
+def test_a_pod_that_can_not_become_ready_does_not_keep_its_node_from_being_drained(tmp_path):
+    """But of a registry's replicas a majority goes before."""
+    asked = "unhealthyPodEvictionPolicy"
+    budgets = {
+        name: one["spec"] for (kind, name), one in made(tmp_path).items() if kind == "PodDisruptionBudget"
+    }
+    assert {name for name, spec in budgets.items() if spec.get(asked) == "AlwaysAllow"} == {
+        "east-eventstore",
+        "east-joiner",
+        "east-dispatcher",
+    }
+    alone = made(tmp_path, datacenter="witness", **SYSTEM)["PodDisruptionBudget", "witness-registry"]
+    assert alone["spec"][asked] == "AlwaysAllow"
+
+
 def test_no_pod_runs_as_root_or_may_become_it(tmp_path):
     for (kind, _), one in made(tmp_path).items():
         if kind != "StatefulSet":
@@ -148,6 +178,10 @@ def test_an_image_is_named_by_its_digest_where_there_is_one(tmp_path):
         ({"datacenter": "mars"}, "datacenter 'mars' is not among datacenters: east"),
         ({"datacenters": {"east": {"registry": ["r0"]}}}, "three at least"),
         ({"datacenters": {"west": WEST | {"registry": ["r0"]}}}, "two registry replicas have one name"),
+        (
+            {"datacenters": {"east": {"domain": "other.svc.cluster.local"}}},
+            "under photon.svc.cluster.local: name that as its domain, or install with --namespace other",
+        ),
     ],
 )
 def test_a_system_that_can_not_be_is_refused_before_anything_is_made(tmp_path, values, why):

@@ -88,5 +88,10 @@ raft = "{{ $name }}-registry-{{ $n }}.{{ $name }}-registry.{{ $own.domain }}:740
 {{- $names := list }}
 {{- range .Values.datacenters }}{{ $names = concat $names (.registry | default list) }}{{ end }}
 {{- if lt (len $names) 3 }}{{ fail (printf "%d registry replicas in all datacenters: three at least, or none may fail" (len $names)) }}{{ end }}
+{{- $domain := (index .Values.datacenters .Values.datacenter).domain | default "" }}
+{{- $found := printf "%s.svc.cluster.local" .Release.Namespace }}
+{{- if and (hasSuffix ".svc.cluster.local" $domain) (ne $domain $found) }}
+{{- fail (printf "the pods of '%s' would be looked for under %s, but in this namespace they are under %s: name that as its domain, or install with --namespace %s" .Values.datacenter $domain $found (first (splitList "." $domain))) }}
+{{- end }}
 {{- if ne (len $names) (len (uniq $names)) }}{{ fail "two registry replicas have one name" }}{{ end }}
 {{- end }}
