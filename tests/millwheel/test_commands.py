@@ -104,6 +104,17 @@ def arguments(words, lines):
     return [command, *given]
 
 
+@pytest.mark.parametrize("late", [5, 6])
+def test_a_run_whose_records_came_mostly_late_says_so(asked, capsys, monkeypatch, late):
+    counts = {"windows": {"records": 10, "late": late}}
+    told = {"dead_letters": 0, "counts": counts, "ended": True, "seconds": 0, "restarts": 0}
+    monkeypatch.setattr(wheels.WheelRun, "run", lambda _: told)
+    words, (_, lines) = next(iter(COMMANDS.items()))
+    assert group.main(arguments(words, lines), standalone_mode=False) == 0
+    said = capsys.readouterr().err
+    assert ("most records of 'windows' came late" in said) == (late > 5)
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_runs_what_its_class_does_in_a_topology(asked, words):
     topology, lines = COMMANDS[words]
