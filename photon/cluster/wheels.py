@@ -82,11 +82,11 @@ class WheelRun:
         self._name, self._work, self._follow, self._tell = name, work, follow, tell
         self._begun, self._config = Begun(name, work, tuple(stores), history), config
         self._topology = load_topology(name)
-        if not (follow or stores or (work / "state").exists()):
-            _check_matches(self._topology)
         self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
+        if not (follow or stores or machine or history or (work / "state").exists()):
+            _check_matches(self._topology)
         self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
