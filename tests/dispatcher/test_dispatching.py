@@ -169,7 +169,8 @@ def test_a_file_that_is_rotated_by_renaming_goes_on_where_it_was(site, running):
     assert set(site.joiner.handed.values()) == {1}
 
 
-@pytest.mark.parametrize("how", [pytest.param("truncated", marks=pytest.mark.long), "replaced"])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["truncated", "replaced"])
 def test_a_file_that_shrank_or_was_replaced_is_read_again_and_that_is_told(site, running, how):
     server = running()
     path = site.logs / "a.jsonl"

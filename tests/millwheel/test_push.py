@@ -202,6 +202,7 @@ def test_kills_of_receivers_and_of_workers_while_lines_are_pushed_change_nothing
     assert system.dead_letters() == 0
 
 
+@pytest.mark.long
 def test_a_file_is_pushed_and_what_it_grew_by_and_the_disk_does_not_fill(system):
     now = time.time_ns() // 1_000
     system.environment["PUSHED_FILE_BYTES"] = "600000"

@@ -201,6 +201,7 @@ made = lambda: replace(TOPOLOGY, computations={**TOPOLOGY.computations, "more": 
 """
 
 
+@pytest.mark.long
 def test_new_code_of_a_module_that_the_topology_imports_is_deployed(system):
     (system.directory / "mine.py").write_text(HELPED)
     (system.directory / "helper.py").write_text(HELPER)
@@ -247,6 +248,7 @@ def test_output_of_another_run_is_not_touched(system):
     system.check(lines)
 
 
+@pytest.mark.long
 def test_a_percentile_closes_windows_that_the_longest_lateness_would_keep_open(system):
     """Two workers and one file: the one without lines goes by what the other saw."""
     now = time.time_ns() // 1_000 // SECOND * SECOND
