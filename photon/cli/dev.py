@@ -10,11 +10,6 @@ from photon.cli.console import LISTEN, MISSING, is_installed, watch_of
 from photon.cli.options import duration, json_flag, path_option
 from photon.core.errors import UsageError
 from photon.core.settings import forgetting, parse_settings, read_document
-from photon.dev.checks import print_dev_summary
-from photon.dev.doings import Doings, Outage
-from photon.dev.plan import named_replicas
-from photon.dev.run import DevJob, run_dev
-from photon.dev.view import View
 
 DEFAULT_OUT: Final = "photon-dev"
 
@@ -74,6 +69,12 @@ def command(
     writes the same queries and clicks to the logs of both. At the end the output is checked: status 1 if
     something is wrong with it. The same command resumes what is in --work.
     """
+    from photon.dev.checks import print_dev_summary
+    from photon.dev.doings import Doings, Outage
+    from photon.dev.plan import named_replicas
+    from photon.dev.run import DevJob, run_dev
+    from photon.dev.view import View
+
     document = forgetting(read_document(config))
     settings = parse_settings(document, str(config))
     described = bool(settings.replicas or settings.datacenters)

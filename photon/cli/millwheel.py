@@ -81,8 +81,8 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
     for name, counts in summary["counts"].items():
         if 2 * counts.get("late", 0) > counts.get("records", 0):
             tell(
-                f"most records of '{name}' came late, behind the low watermark: see lateness_s of its logs; "
-                "what was written long ago is read by a run without --follow"
+                f"most records of '{name}' came late, behind the low watermark: see lateness_s of its logs"
+                + ("; what was written long ago is read by a run without --follow" if follow else "")
             )
     if as_json:
         click.echo(json.dumps(summary))

@@ -400,7 +400,7 @@ class _Draining:
         self.unread: set[str] = set()
         """Log files that are there and could not be read."""
         self.unended: set[str] = set()
-        """Those that end in a partly written line."""
+        """Foreign ones that end in a partly written line."""
         self.stopped = False
         """Told to, before all was read and decided."""
         self.restarts = 0
@@ -423,8 +423,8 @@ class _Draining:
             statuses = (*dispatchers, *eventstores)
             _tell_unended(self._display, statuses)
             self.unread = {file for one in statuses for file in one.get("unreadable", ())}
-            self.unended = {file for one in statuses for file in one.get("unended", ())}
-            self.stopped = not drained
+            self.unended = {file for one in dispatchers for file in one.get("unended", ())}
+            self.stopped = self._drain and not drained
             self.eventstores, self.seconds = eventstores, now - self._began
             self.restarts = self._loop.cluster.supervisor.restarts()
             return True

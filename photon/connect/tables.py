@@ -10,7 +10,9 @@ time, where it is a number, becomes one; what is empty is null.
 import csv
 import glob
 import io
+import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -33,6 +35,9 @@ _BLOCK_BYTES: Final = 4 << 20
 _LOOK_EVERY_S: Final = 1.0
 _INEXACT: Final = r"\A\s*[+-]?\d{16,}\s*\z"
 """Whole numbers that a double may not hold."""
+_WHOLE: Final = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
+_NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+_KINDS: Final = (pa.int64(), pa.float64(), pa.string())
 _Open = Callable[[str, Fields], Iterator[pa.RecordBatch]]
 
 
@@ -101,7 +106,8 @@ class TableSource:
             self._waiting.remove(path)
             if not os.path.exists(path):  # it may come again
                 self._read.discard(path)
-                return []
+                gone = f"{path} is gone, though it was not read to its end: what it had more is not imported"
+                raise UnavailableError(gone) from error
             self._waiting.append(path)  # the others need not wait for it
             raise UnavailableError(
                 f"{path}: {first_line(error)}; tried again: write it under another name and rename it"
@@ -148,10 +154,7 @@ def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.Recor
     time = parse_path(fields.time)
     for batch in reader:
         numbers = fields.time_unit != "rfc3339" and len(time) == 1 and time[0] in batch.schema.names
-        if numbers:
-            yield from _with_numbers(batch, time[0])
-        else:
-            yield batch
+        yield _with_numbers(batch, time[0]) if numbers else batch
 
 
 def _header_of(file: Any, path: str, delimiter: str) -> list[str]:
@@ -162,26 +165,43 @@ def _header_of(file: Any, path: str, delimiter: str) -> list[str]:
     return first
 
 
-def _with_numbers(batch: pa.RecordBatch, name: str) -> Iterator[pa.RecordBatch]:
+def _with_numbers(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
     """The column as numbers where its values are such; one that is none stays as it is, and its event is
-    malformed with a reason. In order, and cut where values differ in kind: no row changes its neighbours."""
+    malformed with a reason. No row changes another."""
     place = batch.schema.names.index(name)
     texts = batch.column(place)
     kinds = [pa.int64()]
-    if batch.num_rows == 1 or not pc.any(pc.match_substring_regex(texts, _INEXACT)).as_py():
+    if not pc.any(pc.match_substring_regex(texts, _INEXACT)).as_py():
         kinds.append(pa.float64())
     for kind in kinds:
         try:
-            yield batch.set_column(place, name, pc.cast(texts, kind))
-            return
+            return batch.set_column(place, name, pc.cast(texts, kind))
         except pa.ArrowInvalid:
             continue
-    if batch.num_rows == 1:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _with_numbers(batch.slice(0, half), name)
-    yield from _with_numbers(batch.slice(half), name)
+    return batch.set_column(place, name, _one_by_one(texts))
+
+
+def _one_by_one(texts: pa.Array) -> pa.Array:
+    """Each value as the number it is, else as the text."""
+    made: list[list[Any]] = [[], [], []]
+    kinds, places = [], []
+    for text in texts.to_pylist():
+        number = _number(text)
+        kind = 0 if isinstance(number, int) else 1 if isinstance(number, float) else 2
+        kinds.append(kind)
+        places.append(len(made[kind]))
+        made[kind].append(text if number is None else number)
+    children = [pa.array(one, type) for one, type in zip(made, _KINDS, strict=True)]
+    return pa.UnionArray.from_dense(pa.array(kinds, pa.int8()), pa.array(places, pa.int32()), children)
+
+
+def _number(text: str | None) -> int | float | None:
+    if text is None or not _NUMBER.fullmatch(text):
+        return None
+    if _WHOLE.fullmatch(text) and -(1 << 63) <= int(text) < 1 << 63:
+        return int(text)
+    number = float(text)
+    return number if math.isfinite(number) else None
 
 
 def _parquet_batches(path: str, _: Fields) -> Iterator[pa.RecordBatch]:

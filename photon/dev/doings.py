@@ -48,7 +48,7 @@ class Doings:
     def __init__(self, outage: Outage | None = None) -> None:
         self.outage = outage
         self._planned = [] if outage is None else outage.acts()
-        self._asked: SimpleQueue[tuple[str, Asked, Future[str]]] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[str, Asked, Future[str] | None]] = SimpleQueue()
         self.down: dict[str, str] = {}
         """Datacenters that are out: "killed", "frozen" or "full"."""
         self.links: list[dict[str, Any]] = []
@@ -68,17 +68,21 @@ class Doings:
         """Do what was asked for, and what was planned for so long after the start; what to tell of it."""
         while self._planned and seconds >= self._planned[0][0]:
             _, what, of = self._planned.pop(0)
-            self._asked.put((what, of, Future()))
+            self._asked.put((what, of, None))
         while not self._asked.empty():
             what, asked, answer = self._asked.get()
-            if answer.done():
+            if answer and answer.done():
                 continue
             try:
                 told = self._do(cluster, links, what, asked)
             except UsageError as error:
-                answer.set_exception(error)
+                if answer:
+                    answer.set_exception(error)
+                else:
+                    yield f"{what}, as was planned: {error}"
                 continue
-            answer.set_result(told)
+            if answer:
+                answer.set_result(told)
             yield told
         for name, how in self.down.items():
             if how == "full":  # also for processes that were started anew

@@ -203,18 +203,18 @@ def check_patterns(patterns: Sequence[str]) -> None:
 
 
 def matching_files(
-    pattern: str, directories: set[str] | None = None, closed: set[str] | None = None
+    pattern: str, directories: set[str] | None = None, closed: dict[str, str] | None = None
 ) -> Iterable[str]:
     """What a glob names, or what is in a directory; not yet looked at.
 
     `directories` gets those in which more may appear: all that were listed, or should have been. `closed`
-    gets those of them that can't be listed or entered: what is in them is not named.
+    gets those that can't be listed or entered, and why: what is in them is not named.
     """
     if os.path.isdir(pattern):
         pattern = str(Path(glob.escape(pattern)) / "*")
     parts = Path(pattern).parts
     visited = set() if directories is None else directories
-    refused = set() if closed is None else closed
+    refused = {} if closed is None else closed
     if _ANY_DEPTH not in parts:
         if directories is not None or closed is not None:
             _note_listed(parts, visited, refused)
@@ -270,24 +270,46 @@ def _fixed_part(pattern: str) -> str:
     return str(Path(*parts)) if parts else "."
 
 
-def _note_listed(parts: Sequence[str], listed: set[str], closed: set[str]) -> None:
+def _note_listed(parts: Sequence[str], listed: set[str], closed: dict[str, str]) -> None:
     """The directories that are listed for a pattern without `**` but at its end, also one that is not there
     yet; and those that can't be entered or, where there is something to choose from, listed."""
     wild = (n for n, part in enumerate(parts) if glob.has_magic(part))
     for depth in range(next(wild, len(parts) - 1), len(parts)):
         above = str(Path(*parts[:depth]))
-        found = filter(os.path.isdir, glob.iglob(above)) if glob.has_magic(above) else (above,)
-        wanted = os.X_OK | (os.R_OK if glob.has_magic(parts[depth]) else 0)
-        for directory in found:
-            listed.add(directory)
-            if os.path.isdir(directory) and not os.access(directory, wanted):
-                closed.update(_meant(directory))
+        is_sure = not glob.has_magic(above)
+        for directory in (above,) if is_sure else glob.iglob(above):
+            is_open = _is_open(directory, glob.has_magic(parts[depth]), closed)
+            if is_open or is_sure or directory in closed:
+                listed.add(directory)
 
 
-def _meant(directory: str) -> Iterator[str]:
-    """Itself, but for the one that each file system of Linux has for its own use, closed to others."""
-    if os.path.basename(directory) != "lost+found":
-        yield directory
+def _is_open(directory: str, to_list: bool, closed: dict[str, str]) -> bool:
+    """Whether it is a directory that can be entered, and listed; one that is closed is noted."""
+    try:
+        os.stat(os.path.join(directory, "."))  # which takes the right to enter it
+        if to_list:
+            os.scandir(directory).close()
+    except OSError as error:
+        _note_closed(directory, error, closed)
+        return False
+    return True
+
+
+def _leads_on(link: str, closed: dict[str, str]) -> bool:
+    """Whether it leads to a directory; one that leads where nobody may look is noted."""
+    try:
+        return stat.S_ISDIR(os.stat(link).st_mode)
+    except OSError as error:
+        _note_closed(link, error, closed)
+        return False
+
+
+def _note_closed(directory: str, error: OSError, closed: dict[str, str]) -> None:
+    """Not what is no directory or went this moment, nor the one that each file system of Linux has for its
+    own use, closed to others."""
+    gone = isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.ELOOP
+    if not gone and os.path.basename(directory) != "lost+found":
+        closed[directory] = error.strerror or str(error)
 
 
 def _above(directory: str) -> frozenset[tuple[int, int]]:
@@ -306,15 +328,15 @@ def _files_below(
     pattern: tuple[str, ...],
     above: frozenset[tuple[int, int]],
     visited: set[str],
-    closed: set[str],
+    closed: dict[str, str],
 ) -> Iterator[str]:
     """What is no directory and matches; `path`, `above`: names and identities of directories passed."""
     try:
-        status = os.stat(directory)
+        status = os.stat(os.path.join(directory, "."))
         entries = list(os.scandir(directory))
-    except OSError:
-        if os.path.isdir(directory):  # else it went this moment
-            closed.update(_meant(directory))
+    except OSError as error:
+        _note_closed(directory, error, closed)
+        visited.update(closed.keys() & {directory})
         return
     identity = status.st_dev, status.st_ino
     if identity in above:
@@ -325,7 +347,7 @@ def _files_below(
         inner = (*path, entry.name)
         if entry.name.startswith(".") and not hidden:
             continue
-        if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
+        if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and _leads_on(entry.path, closed)):
             yield from _files_below(entry.path, inner, pattern, above | {identity}, visited, closed)
         elif glob_matches(pattern, inner):
             yield entry.path
@@ -414,10 +436,9 @@ def find(
     on; without it that is a StorageError. `directories` gets those in which more files may appear.
     """
     names: set[str] = set()
-    closed: set[str] = set()
+    refused: dict[str, str] = {}
     for pattern in patterns:
-        names.update(matching_files(pattern, directories, closed))
-    refused = dict.fromkeys(sorted(closed), os.strerror(errno.EACCES))
+        names.update(matching_files(pattern, directories, refused))
     distinct: dict[Identity, SeenFile] = {}
     for name in sorted(names):
         try:

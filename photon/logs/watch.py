@@ -148,17 +148,19 @@ class Watch:
         both.register(self._fd, select.POLLIN)
         for poll in (both, stop):
             poll.register(self._stop, select.POLLIN)
-        while not any(fd == self._stop for fd, _ in both.poll()):
+        try:
+            while not any(fd == self._stop for fd, _ in both.poll()):
+                with self._mutex:
+                    read = self._read()
+                if read:
+                    self._wake()
+                if stop.poll(_GATHER_MS):
+                    break
+        finally:
             with self._mutex:
-                read = self._read()
-            if read:
-                self._wake()
-            if stop.poll(_GATHER_MS):
-                break
-        with self._mutex:
-            os.close(self._fd)
-            os.close(self._stop)
-            self._fd = self._stop = -1
+                os.close(self._fd)
+                os.close(self._stop)
+                self._fd = self._stop = -1
 
     def _read(self) -> bool:
         """Take what the kernel has to tell, if anything. With the mutex."""

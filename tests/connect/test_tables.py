@@ -87,7 +87,10 @@ def test_a_file_that_is_none_holds_up_no_other(tmp_path):
     wait_until(came, 10.0)
     assert [json.loads(line) for line in found] == [{"id": "4", "ts": 5}]
     (tmp_path / "a.csv").unlink()
-    wait_until(lambda: source.read(0.0) or source.state() is State.IDLE, 10.0)
+    with pytest.raises(UnavailableError, match=r"a\.csv is gone"):
+        while source.state() is not State.IDLE:
+            source.read(0.0)
+    assert source.read(0.0) == [] and source.state() is State.IDLE
     source.close()
 
 
