@@ -150,13 +150,13 @@ def check_not_matched(patterns: Sequence[str], written: Iterable[Path], by: str)
                 )
 
 
-def check_matches(side: str, patterns: Sequence[str]) -> None:
-    """UsageError if a side has no logs at all: without primary ones every event would be given up as
-    unjoinable, and without foreign ones a mistyped path would look like a job well done."""
+def check_matches(what: str, patterns: Sequence[str]) -> None:
+    """UsageError if no log (`what`: which) is there: without primary ones every event would be given up as
+    unjoinable, and a mistyped path of others would look like a job well done."""
     refused: dict[str, str] = {}
     if not find(patterns, refused.__setitem__):
-        why = "; ".join(refused.values()) or "check the pattern, or use --follow to wait for logs"
-        raise UsageError(f"no {side} log matches {', '.join(repr(p) for p in patterns)}; {why}")
+        why = "; ".join(refused.values()) or "check the paths, or use --follow to wait for logs"
+        raise UsageError(f"no {what} matches {', '.join(map(repr, patterns))}; {why}")
 
 
 def check_same_run(

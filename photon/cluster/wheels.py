@@ -28,6 +28,7 @@ from millwheel.topology import DEAD_LETTERS, Topology, dead_letters, load_topolo
 from millwheel.worker import pushed_logs, shared_store
 from photon.cluster.begun import Begun
 from photon.cluster.master import Master
+from photon.cluster.preflight import check_matches
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
 from photon.cluster.topology import network_of
 from photon.core.addresses import split_address
@@ -35,7 +36,6 @@ from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
-from photon.logs.files import find
 from photon.logs.shares import SLOTS
 from photon.rpc.network import Network
 
@@ -85,8 +85,10 @@ class WheelRun:
         self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
-        if not (follow or stores or machine or history or (work / "state").exists()):
-            _check_matches(self._topology)
+        injectors = self._topology.injectors.values()
+        begins = not (stores or machine or history or (work / "state").exists())
+        if begins and not follow and not any(injector.listen for injector in injectors):
+            check_matches("log", [pattern for injector in injectors for pattern in injector.patterns])
         self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
@@ -425,17 +427,6 @@ class WheelRun:
         answer = {"error": f"not deployed, the run goes on as it was: {wrong}"} if wrong else {"ok": True}
         with contextlib.suppress(LostError):
             asker.send(links.ANSWER, pack(answer))
-
-
-def _check_matches(topology: Topology) -> None:
-    """UsageError if there is nothing to read at all: a mistyped path would look like a run that is done."""
-    if any(injector.listen for injector in topology.injectors.values()):
-        return
-    patterns = [pattern for injector in topology.injectors.values() for pattern in injector.patterns]
-    refused: dict[str, str] = {}
-    if patterns and not find(patterns, refused.__setitem__):
-        why = "; ".join(refused.values()) or "check the paths, or use --follow to wait for logs"
-        raise UsageError(f"no log matches {', '.join(map(repr, patterns))}; {why}")
 
 
 def _network(machine: str, workers: int, shared: bool, config: Path | None, topology: Topology) -> Network:
