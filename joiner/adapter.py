@@ -14,7 +14,6 @@ The guide is docs/adapters.md.
 import faulthandler
 import importlib
 import math
-import mmap
 import os
 import sys
 import threading
@@ -30,9 +29,10 @@ from typing import IO, Any, Final
 import msgspec
 
 from photon.core.columns import join_lines, split_ids, split_lines
-from photon.core.disk import storage_errors, write_file
+from photon.core.disk import storage_errors
 from photon.core.errors import AdapterError, UsageError
 from photon.core.ids import ID_BYTES
+from photon.core.suspects import DEATHS_MAX, Suspects
 
 DEFAULT_FIELD: Final = "primary"
 _CLOSE: Final = b"}\n"
@@ -190,21 +190,16 @@ def _import(module_name: str, where: str) -> ModuleType:
         raise AdapterError(f"{where}: importing '{module_name}' raised {describe(error)}; mend it") from error
 
 
-DEATHS_MAX: Final = 3
-"""One may be anybody's: a machine that fails, a person who kills the process."""
-SUSPECTS_MAX: Final = 1_000
 _NOBODY: Final = bytes(ID_BYTES)
-_MARK, _SUSPECTS, _TRACE = "adapter.mark", "adapter.suspects", "adapter.trace"
 
 
 class Guard:
     """What kills or stops a joiner inside its adapter is found out, and isolated: one event, not its batch.
 
-    The user's code may run for ever (one regular expression is enough, and holds the interpreter's lock
-    meanwhile), or end the process. So the id of the event that it works on stands in a mapped page, which
-    outlives the process, and a watchdog, a thread of C that needs no lock, ends a process whose adapter does
-    not return. A joiner that starts finds the id there; an event at which it ended DEATHS_MAX times is
-    answered without asking the adapter. Around the calls of one process's adapter; one batch at a time.
+    The user's code may end the process, or run for ever (one regular expression is enough, and holds the
+    interpreter's lock meanwhile). So a watchdog, a thread of C that needs no lock, ends a process whose
+    adapter does not return, and an event at which its joiner ended DEATHS_MAX times is answered without
+    asking the adapter. Around the calls of one process's adapter; one batch at a time.
     """
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
@@ -213,18 +208,17 @@ class Guard:
         self._arm_every_s = timeout_s / 10
         self._armed_s = -math.inf
         self._ids: Sequence[bytes] = ()
-        self._path = directory / _SUSPECTS
-        self.found: str | None = None
-        """What is to be told of the life before."""
-        with storage_errors(self._path):
-            self._deaths = _suspects(self._path)
-            self._trace: IO[Any] = (directory / _TRACE).open("a+b", buffering=0)
-            self._mark = _mapped(directory / _MARK)
-            self._note_death()
+        self._suspects = Suspects(directory, "adapter", ID_BYTES)
+        self._mark, self._deaths = self._suspects.mark, self._suspects.deaths
+        trace = directory / "adapter.trace"
+        with storage_errors(trace):
+            self._trace: IO[Any] = trace.open("a+b", buffering=0)
+            self.found = self._told()
+            """What is to be told of the life before."""
 
     def close(self) -> None:
         """No batch follows."""
-        self._mark.close()
+        self._suspects.close()
         self._trace.close()
 
     @contextmanager
@@ -236,7 +230,8 @@ class Guard:
         finally:
             faulthandler.cancel_dump_traceback_later()
             self._mark[:] = _NOBODY
-        self._answered(ids)
+        # Who was adapted is suspected no more, and whoever was refused is: the adapter may be mended.
+        self._suspects.clear(ids)
 
     def enter(self, row: int) -> str | None:
         """The adapter is about to be called for the event in this row of the batch: or why it must not be.
@@ -249,7 +244,7 @@ class Guard:
             after_s = self._timeout_s + self._arm_every_s
             faulthandler.dump_traceback_later(after_s, exit=True, file=self._trace)
         id_ = self._ids[row]
-        if self._deaths and self._deaths.get(id_.hex(), 0) >= DEATHS_MAX:
+        if self._deaths and self._deaths.get(id_, 0) >= DEATHS_MAX:
             return (
                 f"its joiner ended {DEATHS_MAX} times while the adapter worked on this event: killed, out of "
                 f"memory, or not back within {self._timeout_s:g} s (adapter.timeout_s)"
@@ -257,47 +252,16 @@ class Guard:
         self._mark[:] = id_
         return None
 
-    def _answered(self, ids: Sequence[bytes]) -> None:
-        """Who was adapted is suspected no more, and whoever was refused is: the adapter may be mended."""
-        cleared = [id_.hex() for id_ in ids if id_.hex() in self._deaths] if self._deaths else []
-        if cleared:
-            for name in cleared:
-                del self._deaths[name]
-            self._store()
-
-    def _note_death(self) -> None:
-        id_ = bytes(self._mark)
-        if id_ == _NOBODY:
-            return
-        deaths = self._deaths[id_.hex()] = self._deaths.pop(id_.hex(), 0) + 1
-        while len(self._deaths) > SUSPECTS_MAX:
-            del self._deaths[next(iter(self._deaths))]
-        self._store()
-        self._mark[:] = _NOBODY
+    def _told(self) -> str | None:
+        """Of the life before, if it ended in the adapter."""
+        if self._suspects.found is None:
+            return None
+        deaths = self._deaths[self._suspects.found]
         self._trace.seek(0)
         hung = _frames(self._trace.read().decode("utf-8", "replace"))
         self._trace.truncate(0)
         why = f"it was not back within {self._timeout_s:g} s ({hung})" if hung else "the process was killed"
-        self.found = (
-            f"the joiner ended while its adapter worked on an event ({deaths} of {DEATHS_MAX}): {why}"
-        )
-
-    def _store(self) -> None:
-        with storage_errors(self._path):
-            write_file(self._path, msgspec.json.encode(self._deaths))
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    with path.open("a+b") as file:
-        file.truncate(ID_BYTES)
-        return mmap.mmap(file.fileno(), ID_BYTES)
-
-
-def _suspects(path: Path) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except (FileNotFoundError, msgspec.DecodeError):  # a hint, worth no stop
-        return {}
+        return f"the joiner ended while its adapter worked on an event ({deaths} of {DEATHS_MAX}): {why}"
 
 
 def _frames(trace: str) -> str:

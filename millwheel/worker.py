@@ -19,6 +19,7 @@ import numpy as np
 
 from millwheel import links
 from millwheel.disk import Disk
+from millwheel.engine.calls import ID_BYTES, Calls, shown
 from millwheel.engine.lateness import Lateness
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
@@ -33,6 +34,7 @@ from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters
 from photon.core.clock import Clock
 from photon.core.errors import UsageError
+from photon.core.suspects import Suspects
 from photon.logs.shares import SLOTS
 
 if TYPE_CHECKING:
@@ -79,7 +81,10 @@ class Worker:
         self._plan = Plan(topology, unpack_numbers(self._store.numbers(NUMBERS_ROW)))
         slots = slots_of(owners, me)
         self._sequencer = self._store.claim(slots, me, workers)
-        self._wheel = Wheel(self._plan, self._store, me, owners, self._sequencer)
+        self._suspects = Suspects(self._work, f"worker-{me}", ID_BYTES)
+        self._tell_found()
+        calls = Calls(self._suspects.mark, self._suspects.deaths, self._suspects.clear)
+        self._wheel = Wheel(self._plan, self._store, me, owners, self._sequencer, calls)
         self._spent = np.zeros(SLOTS)
         """Seconds, for each slot: to read its logs, and by its records and timers of the rest."""
         self._reading = self._worked = 0.0
@@ -147,6 +152,7 @@ class Worker:
 
     def _stop(self) -> None:
         self._stopping = True
+        self._suspects.forgive()
         self._wake()
 
     def _wake(self, *_: object) -> None:
@@ -441,6 +447,12 @@ class Worker:
         return {**self._wheel.status(), **told}
 
     # At the start
+
+    def _tell_found(self) -> None:
+        if self._suspects.found is not None:
+            number, time = shown(self._suspects.found)
+            of = next((name for name, known in self._plan.nodes.items() if known == number), "a computation")
+            print(f"photon: the worker ended while '{of}' was called at {time} us", flush=True)
 
     def _source(self, name: str, slots: set[int], drain: bool) -> LogSource:
         number = self._plan.injectors[name]

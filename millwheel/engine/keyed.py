@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
+from millwheel.engine.calls import FAULTS
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
 from millwheel.engine.plan import Plan, shown_type
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import FAULTS, Held, Stage, _encode, ours, reason_of, shown_value
+from millwheel.engine.stage import Held, Stage, _encode, ours, reason_of, shown_value
 
 _CLOCKS: Final = {"watermark": WATERMARK, "wall": WALL}
 _CLOCK_NAMES: Final[tuple[Clock, ...]] = ("watermark", "wall")
@@ -71,10 +72,12 @@ class Keyed(Stage):
         cache = self._hold(names)
         ctx, record = self._ctx, self._record
         process = self.computation.process_record
+        mark = self.calls.begin(self.number)
         ctx.begin()
 
         def call(row: _Row) -> None:
             key, time, value, is_late = row
+            mark[1] = time
             ctx.held = cache[key]
             ctx.key = record.key = key
             ctx.time = ctx.floor = record.time = time
@@ -84,18 +87,23 @@ class Keyed(Stage):
         def bury(row: _Row, reason: str) -> None:
             self._bury(row[0], row[1], reason, stream=stream, value=shown_value(opened, row[2]))
 
-        return call, bury
+        def known(row: _Row) -> tuple[int, Any]:
+            return row[1], (number, row[0], row[2])
+
+        return self.calls.careful(self.number, call, known), bury
 
     def _firing(self, clock: int, names: list[str]) -> tuple[Callable[[Firing], None], _Bury]:
         """The same for a timer that is pending on that clock."""
         cache = self._hold(names)
         ctx, timer = self._ctx, self._timer
         process = self.computation.process_timer
+        mark = self.calls.begin(self.number)
         ctx.begin()
 
         def call(one: Firing) -> None:
             if self.due.time_of(one.key, clock, one.tag) != one.time:
                 return  # dropped or set anew by a timer before it
+            mark[1] = one.time
             self._timers_of(one.key)
             self.due.drop(one.key, clock, one.tag)
             ctx.held = cache[one.key]
@@ -113,7 +121,10 @@ class Keyed(Stage):
             self.due.drop(one.key, clock, one.tag)
             self._bury(one.key, one.time, reason, timer=one.tag)
 
-        return call, bury
+        def known(one: Firing) -> tuple[int, Any]:
+            return one.time, (clock, one.key, one.tag)
+
+        return self.calls.careful(self.number, call, known), bury
 
     def _packed_states(self) -> list[bytes | None]:
         """A call finds the same with and without a restart: from here on, what the bytes say is the state."""
@@ -143,14 +154,10 @@ class Keyed(Stage):
                 call(item)
             self._done()
         except FAULTS as error:
-            if ours(error):
-                raise
-            self._undo()
-            self._ctx.begin()
-        else:
-            return
-        for item in items():
-            self._carefully(item, call, bury)
+            self._failed(error)
+            for item in items():
+                self._carefully(item, call, bury)
+        self.calls.end()
 
     def _carefully(self, item: Any, call: Callable[[Any], None], bury: Callable[[Any, str], None]) -> None:
         for left in reversed(range(self.node.tries)):
@@ -158,15 +165,20 @@ class Keyed(Stage):
                 call(item)
                 self._done()
             except FAULTS as error:
-                if ours(error):
-                    raise
-                self._undo()
-                self._ctx.begin()
+                self._failed(error)
                 if not left:
                     bury(item, reason_of(error))
                     self._settle()
             else:
                 return
+
+    def _failed(self, error: BaseException) -> None:
+        """Of a call or several: nothing of them stands."""
+        if ours(error):
+            self.calls.end()
+            raise error
+        self._undo()
+        self._ctx.begin()
 
     def _done(self) -> None:
         outputs = [

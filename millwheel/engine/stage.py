@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from millwheel.computation import BEFORE
+from millwheel.engine.calls import Calls
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
 from millwheel.engine.plan import Plan, shown_type, state_type
 from millwheel.engine.records import Records, Slots, opener, values_of
@@ -39,8 +40,6 @@ _NOT_LOADED: Final = object()
 _json: Final = msgspec.json.encode
 _json_decode: Final = msgspec.json.decode
 _encode: Final = msgspec.msgpack.Encoder().encode
-FAULTS: Final = (Exception, SystemExit)
-"""What a call fails by. Code that calls exit() ends no worker: that would start again and meet it again."""
 
 
 class Output(NamedTuple):
@@ -74,6 +73,8 @@ class Stage:
     ) -> None:
         self.number, self.name, self.node = plan.nodes[name], name, plan.topology.computations[name]
         self.due = Due()
+        self.calls = Calls()
+        """In a worker those of all its stages."""
         self.changes: Changes = {}
         self.outputs: list[Output] = []
         self.dead: list[dict[str, Any]] = []

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millwheel.computation import BEFORE, NEVER, Computation
+from millwheel.engine.calls import Calls
 from millwheel.engine.columnar import Columnar
 from millwheel.engine.due import HOLD, WALL, WATERMARK
 from millwheel.engine.keyed import Keyed
@@ -148,7 +149,15 @@ class Wheel:
     """For one thread. `owners`: the worker of each slot; the store has claimed those of `me`, under the
     sequencer."""
 
-    def __init__(self, plan: Plan, store: Store, me: int, owners: Sequence[int], sequencer: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        me: int,
+        owners: Sequence[int],
+        sequencer: int,
+        calls: Calls | None = None,
+    ) -> None:
         self.plan = plan
         self._store = store
         self.me, self.workers = me, max(owners) + 1
@@ -172,6 +181,7 @@ class Wheel:
         self._counts_of_others = [lanes[lane].counts for lane in self.lanes if lane != me]
         self.stages = {name: stage_of(plan, name, self._slots, store.read) for name in plan.order}
         for name, stage in self.stages.items():
+            stage.calls = calls or stage.calls
             stage.load_timers(store.scan, slots_of(owners, me))
             stage.counts.update(self._lane.counts.get(name, {}))
         self._heard: dict[int, _Floors] = {}

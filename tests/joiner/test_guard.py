@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from joiner.adapter import DEATHS_MAX, Adapter, BatchAdapter, Guard
+from joiner.adapter import Adapter, BatchAdapter, Guard
+from photon.core.suspects import DEATHS_MAX
 from tests.forked import Child
 
 
