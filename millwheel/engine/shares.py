@@ -19,6 +19,8 @@ WINDOW_S: Final = 20.0
 WINDOW_S_MAX: Final = 3600.0
 BUSY_MIN: Final = 0.5
 """Of its time: a worker that has less to do loses nothing."""
+OVERLOADED: Final = 0.8
+"""Of its time: it falls behind, or soon will."""
 GAIN_MIN: Final = 0.25
 """By so much, of its load, a worker must be relieved."""
 
@@ -99,6 +101,8 @@ class Load:
         """What had been told when it began; a turn may be long, so each worker has a window of its own."""
         self.busy: dict[int, float] = {}
         """Of its time, each worker, lately."""
+        self.overloaded: list[int] = []
+        """Workers that were all but always busy in a window, and that no other shares relieve."""
 
     def begins(self, worker: int) -> None:
         """Again, or for the first time."""
@@ -131,6 +135,7 @@ class Load:
         if pays(load_of(self._owners, loads), load_of(owners, loads)):
             return Shares(owners, tuple(loads.tolist()), min(2 * self._window_s, WINDOW_S_MAX))
         self._window_s = max(self._window_s / 2, WINDOW_S)
+        self.overloaded = np.flatnonzero(load_of(self._owners, loads) >= OVERLOADED).tolist()
         return None
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from millwheel.computation import BEFORE
 from millwheel.engine.calls import Calls
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
+from millwheel.engine.hot import Heavy
 from millwheel.engine.plan import Plan, shown_type, state_type
 from millwheel.engine.records import Records, Slots, opener, values_of
 from millwheel.engine.store import (
@@ -81,6 +82,7 @@ class Stage:
         self.counts = dict.fromkeys(("records", "timers", "late", "dropped", "dead_letters", "produced"), 0)
         self.work = np.zeros(SLOTS, np.int64)
         """Records and timers of each slot that came since the worker last asked."""
+        self.heavy = Heavy()
         self.low_watermark = BEFORE
         self.now = 0
         self.streams = {stream.name for stream in self.node.streams}
@@ -114,6 +116,7 @@ class Stage:
         """Records for the input of this number."""
         self.counts["records"] += len(records)
         self.work += np.bincount(self._slots.of(records.names)[records.codes], minlength=SLOTS)
+        self.heavy.add(records.names, records.codes)
         late = records.times < self.low_watermark
         if late.any():
             self.counts["late"] += int(late.sum())

@@ -373,7 +373,16 @@ class Wheel:
             "counts": summed([self._counts(), *self._counts_of_others]),
             "timers": {name: len(stage.due) for name, stage in self.stages.items()},
             "unacked_bytes": self.unacked_bytes,
+            "hot": self._hot(),
         }
+
+    def _hot(self) -> dict[str, Any] | None:
+        """The key that stands out most, and where."""
+        found = [(first, name) for name, stage in self.stages.items() if (first := stage.heavy.first())]
+        if not found:
+            return None
+        (key, share), name = max(found, key=lambda one: one[0][1])
+        return {"computation": name, "key": key, "share": round(share, 3)}
 
     def why(self, name: str) -> dict[str, Any]:
         """What is the oldest work of an injector or computation here."""

@@ -202,6 +202,7 @@ def check(topology: str) -> None:
 @json_flag("As JSON.")
 def status(work: Path, as_json: bool) -> None:
     """Counts and low watermarks of a run."""
+    from photon.cluster.master import shown_hot
     from photon.cluster.wheels import ask
 
     told = ask(work, "status")
@@ -225,6 +226,9 @@ def status(work: Path, as_json: bool) -> None:
     click.echo(f"\n{'worker':<20} {'busy':>12} {'intervals':>12}")
     for worker, one in told["processes"].items():
         click.echo(f"{worker:<20} {one['busy']:>12.0%} {one['slots']:>12}  {one['machine']}".rstrip())
+    for worker, one in told["processes"].items():
+        if one["hot"] is not None:
+            click.echo(f"worker {worker}: {shown_hot(one['hot'])}")
 
 
 @group.command("why")

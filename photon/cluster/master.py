@@ -33,6 +33,7 @@ class Master:
         self._links: dict[int, Link] = {}
         self._statuses: dict[int, dict[str, Any]] = {}
         self._finished: set[int] = set()
+        self._hot_told: set[tuple[int, str, str]] = set()
         self._ended = False
 
     @property
@@ -76,6 +77,16 @@ class Master:
         """Where it pays to move slots, and there is more to do."""
         return None if self._ended else self._load.better()
 
+    def notices(self) -> list[str]:
+        """Of workers that are overloaded, for a key that can't be shared: each once."""
+        told = []
+        for worker in self._load.overloaded:
+            hot = self._statuses[worker].get("hot")
+            if hot is not None and (which := (worker, hot["computation"], hot["key"])) not in self._hot_told:
+                self._hot_told.add(which)
+                told.append(f"worker {worker} is overloaded: {shown_hot(hot)}")
+        return told
+
     def lost(self, link: Link) -> None:
         self._links = {worker: known for worker, known in self._links.items() if known is not link}
 
@@ -104,7 +115,7 @@ class Master:
                 "machine": self._machines[worker].shown,
                 "slots": len(slots_of(self._owners, worker)),
                 "busy": round(self._load.busy.get(worker, 0.0), 3),
-                **{key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")},
+                **{key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes", "hot")},
             }
             for worker, status in sorted(self._statuses.items())
         }
@@ -131,3 +142,11 @@ class Master:
     def _send_all(self, kind: int, payload: bytes) -> None:
         for link in list(self._links.values()):  # who is lost by it leaves them
             self._send(link, kind, payload)
+
+
+def shown_hot(hot: dict[str, Any]) -> str:
+    """A key with many of a worker's records, and what helps."""
+    return (
+        f"{hot['share']:.0%} of the records of '{hot['computation']}' there are of the key {hot['key']!r}, "
+        "which no other worker can share; add up parts of it first (docs/millwheel.md, hot keys)"
+    )

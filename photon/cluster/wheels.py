@@ -289,6 +289,8 @@ class WheelRun:
         for notice in self._supervisor.notices:
             self._tell(notice)
         self._supervisor.notices.clear()
+        for notice in [] if self._master is None else self._master.notices():
+            self._tell(notice)
         before = time.monotonic()
         for key, events in self._selector.select(_POLL_S):
             if key.data is None:
