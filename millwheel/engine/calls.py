@@ -25,6 +25,14 @@ _encode: Final = msgspec.msgpack.Encoder(enc_hook=repr).encode
 _Item = TypeVar("_Item")
 
 
+def reason_of(error: BaseException) -> str:
+    try:
+        reason = f"{type(error).__name__}: {error}"
+    except Exception:  # a class of the user's that can't say what it is
+        return type(error).__name__
+    return reason.encode(errors="backslashreplace").decode()  # it may quote half a surrogate
+
+
 class EndsWorkerError(Exception):
     """What is raised in place of a call in which workers ended."""
 

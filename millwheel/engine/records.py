@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millwheel.computation import Codes, Times, Values
+from millwheel.engine.calls import FAULTS, reason_of
 from millwheel.topology import Input
 from photon.logs.shares import SLOTS
 
@@ -90,7 +91,7 @@ def made_keys(
 ) -> tuple[list[str], dict[int, str]]:
     """What a key function of the user's makes of N values: the keys, without the rows that have none; and by
     row why they have none."""
-    with contextlib.suppress(Exception, SystemExit):  # which value it is, is found below
+    with contextlib.suppress(*FAULTS):  # which value it is, is found below
         found = [key(opened(value)) for value in values]
         if None not in found:
             keys = list(map(str, found))
@@ -106,9 +107,8 @@ def made_keys(
             text = str(made)
             text.encode()
             keys.append(text)
-        except (Exception, SystemExit) as error:
-            reason = f"the key function fails: {type(error).__name__}: {error}"
-            wrong[row] = reason.encode(errors="backslashreplace").decode()
+        except FAULTS as error:
+            wrong[row] = f"the key function fails: {reason_of(error)}"
     return keys, wrong
 
 

@@ -260,20 +260,12 @@ class Stage:
 
 
 def dead_letter(computation: str, key: str, time: int, reason: str, **what: Any) -> dict[str, Any]:
-    reason = reason.encode(errors="backslashreplace").decode()  # user code may quote half a surrogate
     return {"computation": computation, "key": key, "time": time, "reason": reason, **what}
 
 
 def ours(error: BaseException) -> bool:
     """Whether it is no fault of the user's code."""
     return isinstance(error, PhotonError)
-
-
-def reason_of(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # a class of the user's that can't say what it is
-        return type(error).__name__
 
 
 def _opener(kind: Any) -> Callable[[Any], Any]:

@@ -343,10 +343,18 @@ NO_KEYS = {
     "the key function returns None": {"n": 1, "user": None},
     "the key function fails: KeyError: 'user'": {"n": 2},
     "the key function fails: UnicodeEncodeError": {"n": 3, "user": "half"},
+    "the key function fails: MuteError": {"n": 5, "user": "mute"},
 }
 
 
+class MuteError(Exception):
+    def __str__(self):
+        raise TypeError
+
+
 def key_of(value):
+    if value["user"] == "mute":
+        raise MuteError
     return "\ud83d" if value["user"] == "half" else value["user"]
 
 
@@ -370,7 +378,7 @@ def test_a_record_without_a_key_is_a_dead_letter_of_the_input_that_wants_one():
     letters = bench.dead_letters
     of_lines = [letter for letter in letters if letter.get("injector") == "clicks"]
     of_values = [letter for letter in letters if letter.get("computation") == "of_values"]
-    for reason, line, letter, later in zip(NO_KEYS, lines[1:4], of_lines, of_values, strict=True):
+    for reason, line, letter, later in zip(NO_KEYS, lines[1:5], of_lines, of_values, strict=True):
         assert letter["reason"].startswith(reason)
         assert json.loads(letter["line"]) == line
         assert later["reason"].startswith(reason)
