@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from millwheel.computation import BEFORE
 from millwheel.engine.logged import LoggedStore
-from millwheel.engine.store import Changes, Lane, lane_row, position_row
+from millwheel.engine.store import Changes, Lane, lane_row, position_row, slot_of_row
 from millwheel.sources import Listed, newest_of_logs, stand_for
 from millwheel.topology import Logs
 from photon.core.disk import storage_errors
@@ -62,21 +62,28 @@ def load(directory: Path) -> Left:
     return left
 
 
-def take_up(store: LoggedStore, directory: Path, left: Left) -> None:
-    """Put all of it into a store that has nothing else and is claimed. What was cut off is done again.
+def take_up(stores: Sequence[LoggedStore], directory: Path, left: Left) -> None:
+    """Put all of it into stores that have nothing else and are claimed. What was cut off is done again.
     StorageError."""
-    changes: Changes = {}
+    changes: list[Changes] = [{} for _ in stores]
     for rows in _state(directory / STATE):
-        changes.update(rows)
-        if len(changes) > _ROWS:
-            store.commit(changes)
-            changes = {}
+        for row, packed in rows.items():
+            changes[slot_of_row(row) % len(stores)][row] = packed
+        if sum(map(len, changes)) > _ROWS:
+            for store, of_store in zip(stores, changes, strict=True):
+                store.commit(of_store)
+                of_store.clear()
     for name, files in left.files.items():
         injector = left.numbers[f"injector {name}"]
-        for number, packed in files.items():  # below those that workers give
-            changes[position_row(injector, number)] = packed
-    changes[lane_row(0)] = _encode(Lane(marks=left.marks, counts=left.counts))
-    store.commit(changes)
+        for (
+            number,
+            packed,
+        ) in files.items():  # below those that workers give; a worker takes those of its slots
+            for of_store in changes:
+                of_store[position_row(injector, number)] = packed
+    changes[0][lane_row(0)] = _encode(Lane(marks=left.marks, counts=left.counts))
+    for store, of_store in zip(stores, changes, strict=True):
+        store.commit(of_store)
 
 
 def _state(directory: Path) -> Iterator[dict[bytes, bytes]]:

@@ -64,6 +64,11 @@ def node_rows(table: bytes, node: int) -> bytes:
     return table + node.to_bytes(2, "big")
 
 
+def slot_of_row(row: bytes) -> int:
+    """Of a key's row."""
+    return row[3]
+
+
 def slot_rows(table: bytes, node: int, slot: int) -> bytes:
     """Those of a slot."""
     return node_rows(table, node) + bytes((slot,))

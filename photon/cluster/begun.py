@@ -45,8 +45,6 @@ class Begun:
             )
         if not self.stores and marked.exists():
             raise UsageError(f"{self.work} has its state in {marked.read_text()}: name it by --store")
-        if self.history is not None and len(self.stores) > 1:
-            raise UsageError("--history goes into one --store: begin with that one alone")
 
     def number(self, topology: Topology, number: int) -> Plan:
         """Before the workers of this round start, whose number may be another: what former ones left is for
@@ -68,7 +66,7 @@ class Begun:
             self._go_on(first)
             for store in stores:
                 store.claim(range(SLOTS), 0, 1)
-            known = unpack_numbers(first.numbers(NUMBERS_ROW)) or self._take_up(first)
+            known = unpack_numbers(first.numbers(NUMBERS_ROW)) or self._take_up(stores)
             if self.history is not None and first.numbers(TAKEN_UP) is None:
                 raise UsageError(f"{self.work} has begun without a history: give it a --work of its own")
             numbers = numbered(topology, known)
@@ -93,10 +91,11 @@ class Begun:
                 uri = parse_uri(self.stores[place - 1]).shown
                 raise UsageError(f"{uri} is store {there.decode()}: give the same ones in the same order")
 
-    def _take_up(self, store: LoggedStore) -> dict[str, int]:
-        """The history, into a store that has not begun, or in which that was cut off. The numbers that its
+    def _take_up(self, stores: list[LoggedStore]) -> dict[str, int]:
+        """The history, into stores that have not begun, or in which that was cut off. The numbers that its
         rows go by. UsageError."""
-        cut_off = store.numbers(TAKEN_UP)
+        first = stores[0]
+        cut_off = first.numbers(TAKEN_UP)
         given = None if self.history is None else str(self.history.absolute()).encode()
         if cut_off is not None and cut_off != given:
             raise UsageError(f"{self.work} has a part of {cut_off.decode()}: name it by --history once more")
@@ -105,9 +104,10 @@ class Begun:
         left = history.load(self.history)
         if left.topology != self.name:
             raise UsageError(f"{self.history} is of {left.topology}, and not of {self.name}")
-        store.numbers(TAKEN_UP, given)
-        history.take_up(store, self.history, left)
-        store.claim(range(SLOTS), 0, 1)  # for all to see
+        first.numbers(TAKEN_UP, given)
+        history.take_up(stores, self.history, left)
+        for store in stores:
+            store.claim(range(SLOTS), 0, 1)  # for all to see
         return left.numbers
 
     def _go_on(self, store: LoggedStore) -> None:

@@ -1,5 +1,6 @@
 """`photon millwheel history` and `verify`, and `run --history`, as a person calls them."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -24,6 +25,8 @@ from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.settings import Settings
 from photon.logs.files import FileState
 from spark.reading.lines import LogFile, Range, chunks_of
+from tests.connect.postgresql import Postgresql, need_server
+from tests.millwheel.running import LOSES
 from tests.spark.histories import COUNTS, NAME, ROOT, SECOND, VISITS, clicks
 from tests.waiting import wait_until
 
@@ -196,6 +199,29 @@ def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, phot
         assert in_order({sink: before + after}) == in_order({sink: expected[sink]})
     status, said, _ = photon("millwheel", "verify", NAME + "COUNTS", "--history", "old")
     assert (status, said.count("ok:")) == (0, 3)
+
+
+@pytest.mark.spark
+@pytest.mark.cluster
+def test_a_history_goes_into_several_servers_through_kills(here, on_session, photon):
+    programs = need_server()
+    lines = clicks(random.Random(9), 4000, users=40, seconds=900)
+    write("a.jsonl", lines[:3000])
+    assert photon("millwheel", "history", NAME + "COUNTS", "--out", "old", "--goes-on")[0] == 0
+    write("a.jsonl", lines[3000::2], "ab")
+    write("b.jsonl", lines[3001::2])
+    with contextlib.closing(Postgresql(programs)) as one, contextlib.closing(Postgresql(programs)) as two:
+        stores = [word for server in (one, two) for word in ("--store", f"{server.uri}?schema=s&{LOSES}")]
+        killed = run_command("COUNTS", "--workers", "2", "--history", "old", *stores)
+        wait_until(lambda: (here / "work/store").exists())
+        time.sleep(random.random())
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        run("COUNTS", "--workers", "4", "--history", "old", *stores)
+    expected = oracle(COUNTS, {"clicks": lines})
+    for sink in SINKS:
+        found = lines_in(here / "old/sinks" / sink) + lines_in(here / "out" / sink)
+        assert in_order({sink: found}) == in_order({sink: expected[sink]})
 
 
 def test_a_log_is_read_under_the_name_that_it_has_by_then(tmp_path):
