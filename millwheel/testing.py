@@ -33,7 +33,6 @@ from millwheel.engine.wheel import Early, Release, Wheel
 from millwheel.engine.wheel import Lines as OfSink
 from millwheel.errors import ZombieError
 from millwheel.topology import DEAD_LETTERS, Topology
-from photon.logs.formats import Malformed
 from photon.logs.shares import SLOTS
 
 Lines = Mapping[str, Sequence[Any]]
@@ -97,7 +96,7 @@ class Bench:
     def send(self, injector: str, *lines: Any) -> None:
         """Lines of its log, as objects or bytes."""
         parsed = self._parsers[injector].parse(_packed(lines))
-        self._wheel.inject(injector, parsed.records, {}, _letters(injector, parsed.malformed))
+        self._wheel.inject(injector, parsed.records, {}, parsed.letters(injector))
         self._settle()
 
     def watermark(self, time: int, injector: str | None = None) -> None:
@@ -242,7 +241,7 @@ class World:
         times = self.parsers[injector].parse(_packed([line])).times
         return int(times[0]) if len(times) else NEVER
 
-    def write(self, lane: int, lines: Iterable[Any]) -> None:
+    def write(self, lane: int, lines: Iterable[OfSink]) -> None:
         """To the sinks, which take a line of the store once (as files that are cut to what was noted)."""
         for of_sink in lines:
             if (lane, of_sink.number) not in self.written:
@@ -338,7 +337,7 @@ class _Worker:
         changes: Changes = {self._position_row(name, file): at.to_bytes(8, "big")}
         if name in self.late:
             changes[self._lateness_row(name)] = self._count(name, file, parsed.times)
-        self.wheel.inject(name, parsed.records, changes, _letters(name, parsed.malformed))
+        self.wheel.inject(name, parsed.records, changes, parsed.letters(name))
         self.read[name, file] = at
         self.turn()
 
@@ -447,13 +446,7 @@ class _Worker:
         for name, number in self.world.plan.sinks.items():
             for lane in self.wheel.lanes:
                 for of_lines, data in self.wheel.unwritten(number, lane):
-                    self.world.write(lane, [_Unwritten(name, of_lines, data)])
-
-
-class _Unwritten(msgspec.Struct):
-    sink: str
-    number: int
-    lines: bytes
+                    self.world.write(lane, [OfSink(name, of_lines, data)])
 
 
 def _parsers(plan: Plan) -> dict[str, LineParser]:
@@ -461,13 +454,6 @@ def _parsers(plan: Plan) -> dict[str, LineParser]:
         name: LineParser(injector, {number: plan.inputs[number][1] for number in plan.readers[name]})
         for name, injector in plan.topology.injectors.items()
     }
-
-
-def _letters(injector: str, malformed: Iterable[Malformed]) -> list[dict[str, Any]]:
-    return [
-        {"injector": injector, "reason": bad.reason, "line": bad.line.decode("utf-8", "replace")}
-        for bad in malformed
-    ]
 
 
 def _packed(lines: Iterable[Any]) -> bytes:

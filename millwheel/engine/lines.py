@@ -1,7 +1,7 @@
 """Lines of logs to records, for each input that reads them: fields in columns, nothing else is looked at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +11,7 @@ from millwheel.computation import Times
 from millwheel.engine.records import JSON, MSGPACK, Ext, Records, keyed, made_keys
 from millwheel.topology import WHOLE, Input, Logs
 from photon.core.columns import Column, Field, decoder_of, parse_path
+from photon.logs.files import Chunk
 from photon.logs.formats import Malformed, decode, split_chunk, time_type, to_us
 
 _encode: Final = msgspec.msgpack.encode
@@ -25,6 +26,17 @@ class Parsed:
     records: dict[int, Records]
     times: Times
     malformed: list[Malformed]
+
+    def letters(self, injector: str, file: str = "") -> list[dict[str, Any]]:
+        """Dead letters of the malformed lines, with their places in the file if there is one."""
+        letters = []
+        for bad in self.malformed:
+            letter: dict[str, Any] = {"injector": injector}
+            letter |= {"file": file, "offset": bad.start} if file else {}
+            letter |= {"reason": bad.reason}
+            letter |= {"line": bad.line.decode("utf-8", "replace")} if bad.line else {}
+            letters.append(letter)
+        return letters
 
 
 class LineParser:
@@ -58,6 +70,14 @@ class LineParser:
             records[number] = keyed(keys, wrong, times, self._values(read, events, lines))
             malformed += [Malformed(int(starts[row]), lines[row], reason) for row, reason in wrong.items()]
         return Parsed(records, times, malformed)
+
+    def parse_chunk(self, chunk: Chunk) -> Parsed:
+        """Of a file: where lines start there."""
+        parsed = self.parse(b"" if chunk.oversized else chunk.data)
+        malformed = [replace(bad, start=chunk.start + bad.start) for bad in parsed.malformed]
+        if chunk.oversized:
+            malformed = [Malformed(chunk.start, b"", "the line is longer than 4 MiB")]
+        return replace(parsed, malformed=malformed)
 
     def _keys(
         self, read: Input, events: list[Any], lines: list[bytes]

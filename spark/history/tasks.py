@@ -104,24 +104,13 @@ def parsing(work: Work, injector: str, upto: int) -> Parse:
     parser, rows = LineParser(plan.topology.injectors[injector], inputs), Rows(work)
 
     def parse(log: str, _path: str, chunk: Chunk) -> Iterator[Any]:
-        letters = []
-        newest, count = BEFORE, 0
-
-        def bad(offset: int, reason: str, **line: str) -> None:
-            where = {"injector": injector, "file": log, "offset": offset}
-            letters.append({**where, "reason": reason, **line})
-
-        if chunk.oversized:
-            bad(chunk.start, f"the line is longer than {READING.line_bytes_max >> 20} MiB")
-        else:
-            parsed = parser.parse(chunk.data)
-            for one in parsed.malformed:
-                bad(chunk.start + one.start, one.reason, line=one.line.decode("utf-8", "replace"))
-            newest = int(parsed.times[parsed.times <= upto].max(initial=BEFORE))
-            for number, records in parsed.records.items():
-                found = _within(records, work.read)
-                count = max(count, len(found))
-                rows.records(number, found)
+        count, parsed = 0, parser.parse_chunk(chunk)
+        newest = int(parsed.times[parsed.times <= upto].max(initial=BEFORE))
+        for number, records in parsed.records.items():
+            found = _within(records, work.read)
+            count = max(count, len(found))
+            rows.records(number, found)
+        letters = parsed.letters(injector, log)
         rows.letters(letters)
         counts = {"records": count, "dead_letters": len(letters)}
         rows.tell(Told(injector, counts, log, newest, chunk.end))
