@@ -38,12 +38,14 @@ from millwheel.engine.records import (
     by_frames,
     decode_frame,
     encode_frame,
-    rekeyed,
+    keyed,
+    made_keys,
     split_frame,
     together,
+    values_of,
 )
 from millwheel.engine.shares import slots_of
-from millwheel.engine.stage import Stage, shown_value
+from millwheel.engine.stage import Stage, dead_letter, shown_value
 from millwheel.engine.store import (
     FRAME,
     HEARD,
@@ -439,23 +441,17 @@ class Wheel:
 
     def _drain(self, name: str, stage: Stage, weak: bool) -> None:
         for stream, records, lines in stage.outputs:
-            for number in self.plan.readers[stream]:
-                self._route(name, number, self._rekeyed(stream, number, records), weak)
+            for number, found, letters in for_readers(self.plan, stream, records):
+                consumer = self.stages[self.plan.inputs[number][0]]
+                consumer.counts["dead_letters"] += len(letters)
+                consumer.dead += letters
+                self._route(name, number, found, weak)
             if lines:
                 self._lines[weak].setdefault(stream, []).extend(lines)
         stage.outputs.clear()
         if stage.dead:
             self._lines[False].setdefault(DEAD_LETTERS, []).extend(map(_json, stage.dead))
             stage.dead.clear()
-
-    def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
-        """With the keys that the consumer wants."""
-        name, read, _ = self.plan.inputs[number]
-        opened = self.plan.openers[stream]
-        found, wrong = rekeyed(read, opened, records)
-        for key, time, reason, value in wrong:
-            self.stages[name]._bury(key, time, reason, stream=stream, value=shown_value(opened, value))
-        return found
 
     def _route(self, source: str, number: int, records: Records, again: bool) -> None:
         """To the stage here, and to other workers. `again`: after a crash they are made again as they are."""
@@ -547,6 +543,26 @@ def stage_of(
     """Of a computation. `read`: rows of its state."""
     kind = Keyed if isinstance(plan.topology.computations[name].computation, Computation) else Columnar
     return kind(plan, name, slots, read)
+
+
+def for_readers(
+    plan: Plan, stream: str, records: Records
+) -> Iterator[tuple[int, Records, list[dict[str, Any]]]]:
+    """By each input that reads the stream: the records, with the keys that it wants, and dead letters of its
+    computation for those that have none."""
+    for number in plan.readers[stream]:
+        name, read, _ = plan.inputs[number]
+        if not callable(read.key):
+            yield number, records, []
+            continue
+        opened, values = plan.openers[stream], values_of(records.values, len(records))
+        keys, wrong = made_keys(read.key, opened, values)
+        letters = []
+        for row, reason in wrong.items():
+            key, value = records.names[records.codes[row]], shown_value(opened, values[row])
+            at = int(records.times[row])
+            letters.append(dead_letter(name, key, at, reason, stream=stream, value=value))
+        yield number, keyed(keys, wrong, records.times, records.values), letters
 
 
 def summed(counts: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
