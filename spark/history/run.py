@@ -26,15 +26,15 @@ from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.watermarks import of_inputs
 from millwheel.engine.wheel import summed
 from millwheel.errors import TopologyError
-from millwheel.history import Left, files_of, low_of
+from millwheel.history import Left, low_of
 from millwheel.sinks import complete, write_manifest
-from millwheel.sources import pack_position
+from millwheel.sources import Listed, pack_position
 from millwheel.topology import DEAD_LETTERS, Topology, load_topology
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
-from photon.logs.files import FileState, SeenFile, end_of_last_line
+from photon.logs.files import FileState, SeenFile, end_of_last_line, find
 from photon.logs.inventory import read_by_others
 from photon.logs.packed import is_packed
 from spark.backfill.run import send_adapter
@@ -284,8 +284,9 @@ def _logs_of(
     for name, injector in topology.injectors.items():
         given = inputs.get(name, injector.patterns)
         uris[name] = [pattern for pattern in given if is_uri(pattern)]
-        local = tuple(pattern for pattern in given if not is_uri(pattern))
-        files = files_of(replace(injector, paths=local))
+        found = find([pattern for pattern in given if not is_uri(pattern)])
+        listed = Listed()
+        files = [seen for seen in found if not injector.listed or listed.has(seen.name)]
         logs[name] = [_log(seen, number, goes_on) for number, seen in enumerate(files)]
     if not any(logs.values()) and not any(uris.values()):
         patterns = [p for name, of in topology.injectors.items() for p in inputs.get(name, of.patterns)]
