@@ -12,7 +12,7 @@ from millwheel.engine.records import JSON, MSGPACK, Ext, Records, keyed, made_ke
 from millwheel.topology import WHOLE, Input, Logs
 from photon.core.columns import Column, Field, decoder_of, parse_path
 from photon.logs.files import Chunk
-from photon.logs.formats import Malformed, decode, split_chunk, time_type, to_us
+from photon.logs.formats import Malformed, events_of, time_type, to_us
 
 _encode: Final = msgspec.msgpack.encode
 _decode: Final = msgspec.json.decode
@@ -54,10 +54,7 @@ class LineParser:
         self._time = injector.time
 
     def parse(self, chunk: bytes) -> Parsed:
-        found = split_chunk(chunk)
-        events, good, malformed = decode(self._decoder, chunk, found)
-        lines = found.lines if good is None else [found.lines[row] for row in good]
-        starts = found.starts if good is None else found.starts[good]
+        events, lines, starts, malformed = events_of(self._decoder, chunk)
         try:
             times = to_us(self._columns[self._time](events), self._unit)
         except (OverflowError, ValueError):

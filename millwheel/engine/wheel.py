@@ -17,7 +17,7 @@ computation that does without exactly-once. After a crash the turn is done again
 frames: their reader takes both. When they are checkpointed, and their cause is acknowledged: `weak.py`.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -102,8 +102,6 @@ class Early(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    lane: int
-    number: int
     lows: dict[str, int]
     bytes: int
 
@@ -161,9 +159,6 @@ class Wheel:
         self.lanes = [lane for lane in sorted({me, *lanes}) if lane % self.workers == me]
         """Its own, and those of workers that are no more."""
         self.marks: dict[str, int] = {}
-        for known in lanes.values():
-            for name, mark in known.marks.items():
-                self.marks[name] = max(mark, self.marks.get(name, BEFORE))
         self._bounds = dict.fromkeys(plan.topology.injectors, BEFORE)
         self._promised: dict[str, int] = {}
         """What a source promised but for productions under way."""
@@ -176,9 +171,10 @@ class Wheel:
         for name, stage in self.stages.items():
             stage.load_timers(store.scan, slots_of(owners, me))
             stage.counts.update(self._lane.counts.get(name, {}))
-        self._heard: dict[int, _Floors] = {}
+        self._heard: dict[int, _Floors] = defaultdict(lambda: np.zeros(SLOTS, np.int64))
+        """By lane, what each slot has consumed of it."""
         for row, packed in store.scan(HEARD):
-            floors = self._floors(row[1])
+            floors = self._heard[row[1]]
             np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
         self.pace = Pace()
         self._inbox: deque[Frame] = deque()
@@ -186,9 +182,7 @@ class Wheel:
         for lane in (*self.lanes, *map(weak_lane, self.lanes)):
             for _, packed in store.scan(FRAME + bytes((lane,))):
                 for worker, frame in split_frame(decode_frame(packed), self._slots, self._owners).items():
-                    self._unacked[worker][lane, frame.number] = _Sent(
-                        lane, frame.number, frame.lows, len(packed)
-                    )
+                    self._unacked[worker][lane, frame.number] = _Sent(frame.lows, len(packed))
         self._weak = UnderWay(sequencer)
         self._inbox += self.frames_for(me)
         self._waiting: dict[tuple[int, bool], list[Records]] = {}
@@ -203,7 +197,8 @@ class Wheel:
         self._changes: Changes = {}
         self._release: Release | None = None
         self._now = 0
-        self._take_marks()
+        for known in lanes.values():
+            self.told(known.marks)
 
     # What comes in
 
@@ -211,7 +206,9 @@ class Wheel:
         """The authority's word."""
         for name, mark in marks.items():
             self.marks[name] = max(mark, self.marks.get(name, BEFORE))
-        self._take_marks()
+        for name, stage in self.stages.items():
+            low = max(of_inputs(self.plan.makers[name], self.marks), self.marks.get(name, BEFORE))
+            stage.low_watermark = max(stage.low_watermark, low)
 
     def receive(self, frame: Frame) -> None:
         self._inbox.append(frame)
@@ -391,27 +388,17 @@ class Wheel:
     def _counts(self) -> dict[str, dict[str, int]]:
         return {**self._injected, **{name: stage.counts for name, stage in self.stages.items()}}
 
-    def _take_marks(self) -> None:
-        for name, stage in self.stages.items():
-            told = max(of_inputs(self.plan.makers[name], self.marks), self.marks.get(name, BEFORE))
-            stage.low_watermark = max(stage.low_watermark, told)
-
     def _is_due(self, stage: Stage) -> bool:
         timer, wall = stage.due.earliest(WATERMARK), stage.due.earliest(WALL)
         return (timer is not None and timer <= stage.low_watermark) or (
             wall is not None and wall <= self._now
         )
 
-    def _floors(self, lane: int) -> _Floors:
-        if lane not in self._heard:
-            self._heard[lane] = np.zeros(SLOTS, np.int64)
-        return self._heard[lane]
-
     def _hear(self, frame: Frame) -> int:
         """Take what is new of a frame, and all that is for who does without exactly-once; all of it is
         acknowledged, with the commit of this turn. How many records that are."""
         heard = 0
-        floors = self._floors(frame.lane)
+        floors = self._heard[frame.lane]
         consumed = np.zeros(SLOTS, np.bool_)
         for part in frame.parts:
             if part.input not in self.plan.inputs:
@@ -495,7 +482,7 @@ class Wheel:
                 self._weak.sent(key, packed)
             else:
                 self._changes[frame_row(*key)] = packed
-            self._unacked[worker][key] = _Sent(*key, lows, len(packed))
+            self._unacked[worker][key] = _Sent(lows, len(packed))
             frames.append((worker, frame))
         self._outgoing[weak] = {}
         return frames
