@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -192,16 +192,21 @@ def drained(
 
 def check_counts(logs: Written, truth: Found) -> None:
     """BenchError unless each count is there once."""
-    found: Found = Counter()
-    for path in sorted((logs.directory / "out" / "counts").glob("*.jsonl")):
-        with path.open("rb") as file:
-            for line in map(json.loads, file):
-                found[line["key"], line["start_us"], line["count"]] += 1
+    found = _counted((logs.directory / "out" / "counts").glob("*.jsonl"))
     if found != truth:
         raise BenchError(
             f"wrong output: {(truth - found).total():,} counts are missing, "
             f"{(found - truth).total():,} are too many"
         )
+
+
+def _counted(paths: Iterable[Path]) -> Found:
+    found: Found = Counter()
+    for path in paths:
+        with path.open("rb") as file:
+            for line in map(json.loads, file):
+                found[line["key"], line["start_us"], line["count"]] += line.get("diff", 1)
+    return found
 
 
 def odd_ones(counts: Found, learn: int = 20, sigmas: float = 3.0, row: int = 3) -> Counter[str]:
@@ -528,12 +533,8 @@ def _peer_figures(plan: Plan, name: str, python: str, logs: Written, truth: Foun
 
 
 def _wrong(out: Path, truth: Found) -> Row:
-    found: Found = Counter()
-    for path in _whole_files(out / "counts"):
-        with path.open("rb") as file:
-            for line in map(json.loads, file):
-                found[line["key"], line["start_us"], line["count"]] += line.get("diff", 1)
-    found = Counter({row: times for row, times in found.items() if row[0] != END})
+    counted = _counted(_whole_files(out / "counts"))
+    found = Counter({row: times for row, times in counted.items() if row[0] != END})
     return {"missing": (truth - found).total(), "extra": (found - truth).total()}
 
 
