@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -192,16 +192,21 @@ def drained(
 
 def check_counts(logs: Written, truth: Found) -> None:
     """BenchError unless each count is there once."""
-    found: Found = Counter()
-    for path in sorted((logs.directory / "out" / "counts").glob("*.jsonl")):
-        with path.open("rb") as file:
-            for line in map(json.loads, file):
-                found[line["key"], line["start_us"], line["count"]] += 1
+    found = _counted((logs.directory / "out" / "counts").glob("*.jsonl"))
     if found != truth:
         raise BenchError(
             f"wrong output: {(truth - found).total():,} counts are missing, "
             f"{(found - truth).total():,} are too many"
         )
+
+
+def _counted(paths: Iterable[Path]) -> Found:
+    found: Found = Counter()
+    for path in paths:
+        with path.open("rb") as file:
+            for line in map(json.loads, file):
+                found[line["key"], line["start_us"], line["count"]] += line.get("diff", 1)
+    return found
 
 
 def odd_ones(counts: Found, learn: int = 20, sigmas: float = 3.0, row: int = 3) -> Counter[str]:
@@ -321,15 +326,16 @@ def recovery(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
         with (directory / "logs" / "keys.jsonl").open("w") as log:
             log.writelines(f'{{"key": "key-{n}", "ts_us": {now}, "n": -2}}\n' for n in range(plan.lines))
         with running(directory, "WAITING", 2, "--follow") as process:
-            _await_keys(directory / "work", plan.lines)
+            _await(
+                directory / "work",
+                lambda told: told["counts"].get("echo", {}).get("records", 0) >= plan.lines,
+                START_S_MAX + plan.lines / 10_000,
+            )
             live = Live(directory)
             live.run(plan.live_seconds, "echo", partial(does, process, directory / "work") if does else int)
             process.send_signal(signal.SIGTERM)
             restarts = finish(process)["restarts"]
-        waited = live.latencies_ms()
-        row: Row = {"fault": fault, "keys": plan.lines, "restarts": restarts}
-        row |= percentiles(waited, (50,)) | {"longest_ms": round(max(waited))}
-        rows.append(row | {"lines_over_100_ms": sum(one > 100 for one in waited), "lines": len(waited)})
+        rows.append({"fault": fault, "keys": plan.lines, "restarts": restarts, **live.waited()})
     return rows
 
 
@@ -341,21 +347,18 @@ def machines(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
     rows: list[Row] = []
     for fault in ("none", "a machine comes", "one leaves", "one is killed", "the one that leads is killed"):
         tell(f"machines, {fault}")
-        waited = _moving(plan, fault)
-        row: Row = {"fault": fault} | percentiles(waited, (50,)) | {"longest_ms": round(max(waited))}
-        rows.append(row | {"lines_over_100_ms": sum(one > 100 for one in waited), "lines": len(waited)})
+        rows.append({"fault": fault, **_moving(plan, fault)})
     return rows
 
 
-def _moving(plan: Plan, fault: str) -> list[float]:
-    """What each line waited, ms."""
+def _moving(plan: Plan, fault: str) -> Row:
     directory = fresh(plan.directory / "live")
     (directory / "logs").mkdir()
     store = f"{plan.store}{'&' if '?' in plan.store else '?'}schema=bench{time.time_ns()}"
     first, second = (f"127.0.0.1:{port}" for port in free_ports(2, random.Random()))
     options = ("--follow", "--store", store, "--machine")
     with running(directory, "STAGE", 1, *options, first) as one, ExitStack() as held:
-        _await_machines(directory / "work", 1)
+        _await(directory / "work", lambda told: len(told["processes"]) == 1)
         two: list[subprocess.Popen[bytes]] = []
 
         def comes() -> None:
@@ -363,7 +366,7 @@ def _moving(plan: Plan, fault: str) -> list[float]:
 
         if fault != "a machine comes":
             comes()
-            _await_machines(directory / "work", 2)
+            _await(directory / "work", lambda told: len(told["processes"]) == 2)
         does: dict[str, Callable[[], object]] = {
             "none": int,
             "a machine comes": comes,
@@ -373,17 +376,7 @@ def _moving(plan: Plan, fault: str) -> list[float]:
         }
         live = Live(directory)
         live.run(plan.live_seconds, "echo", does[fault])
-    return live.latencies_ms()
-
-
-def _await_machines(work: Path, wanted: int) -> None:
-    deadline = time.monotonic() + START_S_MAX
-    while time.monotonic() < deadline:
-        with suppress(PhotonError):
-            if len(ask(work, "status")["processes"]) == wanted:
-                return
-        time.sleep(0.1)
-    raise BenchError(f"{wanted} machines did not begin in time")
+    return live.waited()
 
 
 def _kill_all(pid: int) -> None:
@@ -392,14 +385,15 @@ def _kill_all(pid: int) -> None:
         one.send_signal(signal.SIGKILL)
 
 
-def _await_keys(work: Path, keys: int) -> None:
-    deadline = time.monotonic() + START_S_MAX + keys / 10_000
+def _await(work: Path, holds: Callable[[dict[str, Any]], bool], within_s: float = START_S_MAX) -> None:
+    """Until that holds of the run's status. BenchError if it does not."""
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         with suppress(PhotonError):
-            if ask(work, "status")["counts"].get("echo", {}).get("records", 0) >= keys:
+            if holds(ask(work, "status")):
                 return
-        time.sleep(0.2)
-    raise BenchError(f"{keys:,} keys were not read in time")
+        time.sleep(0.1)
+    raise BenchError(f"the run was not as far as it should be within {within_s:g} s")
 
 
 class Live:
@@ -442,6 +436,11 @@ class Live:
 
     def latencies_ms(self) -> list[float]:
         return [(self._got[n] - sent) / 1e6 for n, sent in enumerate(self.sent) if n >= LIVE_LINES_PER_S]
+
+    def waited(self) -> Row:
+        waited = self.latencies_ms()
+        row: Row = percentiles(waited, (50,)) | {"longest_ms": round(max(waited))}
+        return row | {"lines_over_100_ms": sum(one > 100 for one in waited), "lines": len(waited)}
 
     def _await_start(self, log: Any) -> None:
         """Until a line of its own came through."""
@@ -534,12 +533,8 @@ def _peer_figures(plan: Plan, name: str, python: str, logs: Written, truth: Foun
 
 
 def _wrong(out: Path, truth: Found) -> Row:
-    found: Found = Counter()
-    for path in _whole_files(out / "counts"):
-        with path.open("rb") as file:
-            for line in map(json.loads, file):
-                found[line["key"], line["start_us"], line["count"]] += line.get("diff", 1)
-    found = Counter({row: times for row, times in found.items() if row[0] != END})
+    counted = _counted(_whole_files(out / "counts"))
+    found = Counter({row: times for row, times in counted.items() if row[0] != END})
     return {"missing": (truth - found).total(), "extra": (found - truth).total()}
 
 

@@ -166,34 +166,28 @@ class Computation(Generic[S]):
         raise NotImplementedError(f"{type(self).__name__} sets timers and has no process_timer")
 
 
+@dataclass(eq=False, slots=True)
 class Batch:
     """N records of one stream. `names`: the distinct keys; `codes` (N,): rows of `names`; `late` (N,)."""
 
-    __slots__ = ("codes", "late", "names", "stream", "times", "values")
-
-    def __init__(
-        self,
-        stream: str,
-        names: list[str],
-        codes: Codes,
-        times: Times,
-        values: Values,
-        late: npt.NDArray[np.bool_],
-    ) -> None:
-        self.stream, self.names, self.codes = stream, names, codes
-        self.times, self.values, self.late = times, values, late
+    stream: str
+    names: list[str]
+    codes: Codes
+    times: Times
+    values: Values
+    late: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.times)
 
 
+@dataclass(eq=False, slots=True)
 class Fired:
     """N timers by time. `names`: their keys (N, with repetitions); `tags` and `times` (N,)."""
 
-    __slots__ = ("names", "tags", "times")
-
-    def __init__(self, names: list[str], tags: list[Any], times: Times) -> None:
-        self.names, self.tags, self.times = names, tags, times
+    names: list[str]
+    tags: list[Any]
+    times: Times
 
     def __len__(self) -> int:
         return len(self.names)

@@ -21,8 +21,8 @@ _SEQUENCER: Final = b"sequencer"
 class Disk(LoggedStore):
     """The environment in `<work>/state`."""
 
-    def __init__(self, work: Path, opened: "Disk | None" = None) -> None:
-        """`opened`: another one of the same process on the same directory. StorageError."""
+    def __init__(self, work: Path) -> None:
+        """StorageError."""
         super().__init__()
         self.file = LmdbFile(
             work / "state",
@@ -30,7 +30,7 @@ class Disk(LoggedStore):
             "millwheel.disk.BYTES_MAX",
             "start again in an empty work directory",
         )
-        self._env: lmdb.Environment = opened._env if opened else self.file.open(BYTES_MAX, metasync=True)
+        self._env: lmdb.Environment = self.file.open(BYTES_MAX, metasync=True)
         with self.file.errors():
             self._rows = self._env.open_db(b"rows")
             self._log = self._env.open_db(b"log")

@@ -16,11 +16,11 @@ from pyarrow import parquet
 from millwheel.computation import BEFORE
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.store import Changes, Lane, lane_row, position_row, slot_of_row
-from millwheel.sources import Listed, newest_of_logs, stand_for
+from millwheel.sources import newest_of_logs, stand_for
 from millwheel.topology import Logs
 from photon.core.disk import storage_errors
 from photon.core.errors import CorruptStateError, UsageError
-from photon.logs.files import FileState, SeenFile, find
+from photon.logs.files import FileState, find
 
 NAME: Final = "history.json"
 STATE: Final = "state"
@@ -95,13 +95,6 @@ def _state(directory: Path) -> Iterator[dict[bytes, bytes]]:
                         yield from map(_rows, batch.column(0).to_pylist())
             except (pa.ArrowException, msgspec.DecodeError) as error:
                 raise CorruptStateError(f"{path} can't be read ({error})") from error
-
-
-def files_of(injector: Logs) -> list[SeenFile]:
-    """Those that a run would read now. StorageError."""
-    listed = Listed() if injector.listed else None
-    found = find(injector.patterns)
-    return [file for file in found if listed is None or listed.has(file.name)]
 
 
 def low_of(injector: Logs, states: Sequence[FileState], newest: Mapping[int, int]) -> int:

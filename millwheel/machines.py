@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,9 @@ from photon.core.clock import Clock
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
+
+if TYPE_CHECKING:
+    from millwheel.postgresql import PostgresqlStore
 
 LEASE_S: Final = 2.0
 SKEW_S: Final = 0.5
@@ -101,29 +104,6 @@ class View(NamedTuple):
     awaited: bool = False
 
 
-class MachineStore(Protocol):
-    """millwheel.postgresql.PostgresqlStore. StorageError if it does not answer."""
-
-    shown: str
-
-    def hold(self, machine: Machine, seconds: float) -> tuple[Machine, float] | None:
-        """Have the lease of who leads for so long, if it is free or this machine's own. Else who has it, and
-        until when."""
-        ...
-
-    def renew(self, machine: Machine, at: int, seconds: float) -> View:
-        """Be there for so long; lead if nobody else does."""
-        ...
-
-    def publish(self, holder: str, former: Round, following: Round) -> None:
-        """`following` in place of `former`. ZombieError if another one leads, or that is not there."""
-        ...
-
-    def leave(self, holder: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def holder_of(work: Path) -> str:
     """StorageError."""
     path = work / HOLDER
@@ -187,7 +167,7 @@ class Alone:
 class Machines:
     """This machine among those of the store's run: renewed by a thread from `enter` to `end`."""
 
-    def __init__(self, store: MachineStore, me: Machine, clock: Clock, stores: int = 1) -> None:
+    def __init__(self, store: "PostgresqlStore", me: Machine, clock: Clock, stores: int = 1) -> None:
         """`store`: the first of so many."""
         self.me, self.stores, self._store, self._clock = me, stores, store, clock
         self._lock = threading.Lock()

@@ -185,7 +185,8 @@ class PostgresqlStore(LoggedStore):
         return self._do("rest", ask)
 
     def hold(self, machine: Machine, seconds: float) -> tuple[Machine, float] | None:
-        """millwheel.machines.MachineStore."""
+        """Have the lease of who leads for so long, if it is free or this machine's own. Else who has it, and
+        until when."""
 
         def hold(connection: _Connection) -> tuple[Machine, float] | None:
             while not _leads(connection, machine, seconds):
@@ -197,7 +198,7 @@ class PostgresqlStore(LoggedStore):
         return self._do("machines", hold, self._again_s)
 
     def renew(self, machine: Machine, at: int, seconds: float) -> View:
-        """millwheel.machines.MachineStore."""
+        """Be there for so long; lead if nobody else does."""
 
         def renew(connection: _Connection) -> View:
             with connection.transaction():
@@ -214,7 +215,7 @@ class PostgresqlStore(LoggedStore):
         return self._do("machines", renew, self._again_s)
 
     def publish(self, holder: str, former: Round, following: Round) -> None:
-        """millwheel.machines.MachineStore."""
+        """`following` in place of `former`. ZombieError if another one leads, or that is not there."""
 
         def publish(connection: _Connection) -> None:
             with connection.transaction():
@@ -234,7 +235,7 @@ class PostgresqlStore(LoggedStore):
         self._do("rest", lambda connection: connection.execute(_REACH, row))
 
     def leave(self, holder: str) -> None:
-        """millwheel.machines.MachineStore."""
+        """Neither lead nor be there any more."""
 
         def leave(connection: _Connection) -> None:
             with connection.transaction():

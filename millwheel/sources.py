@@ -162,30 +162,20 @@ class LogSource:
         if found is None:
             return None
         state, chunk = found
-        letters = []
-        records: dict[int, Records] = {}
         newest = self._newest.get(state.number, BEFORE)
         rows: Changes = {}
-        if chunk.oversized:
-            letters.append(self._letter(state, chunk.start, "the line is longer than 4 MiB", None))
-        else:
-            parsed = self._parser.parse(chunk.data)
-            records = parsed.records
-            for bad in parsed.malformed:
-                letters.append(self._letter(state, chunk.start + bad.start, bad.reason, bad.line))
-            upto = self._clock.now_us() + self._skew
-            credible = parsed.times[parsed.times <= upto]
-            if self._counted is not None:
-                row, lateness = self._counted
-                promised = max(newest, self._behind_since.get(state.number, self._trusted))
-                lateness.saw(parsed.times, promised, upto)
-                rows[row] = lateness.packed()
-            if len(credible):
-                newest = max(newest, int(credible.max()))
-        self._newest[state.number] = newest
+        parsed = self._parser.parse_chunk(chunk)
+        letters = parsed.letters(self.name, shown(state.name))
+        upto = self._clock.now_us() + self._skew
+        if self._counted is not None:
+            row, lateness = self._counted
+            promised = max(newest, self._behind_since.get(state.number, self._trusted))
+            lateness.saw(parsed.times, promised, upto)
+            rows[row] = lateness.packed()
+        self._newest[state.number] = int(parsed.times[parsed.times <= upto].max(initial=newest))
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
         rows[position_row(self._number, state.number)] = self._packed(state)
-        return Injection(records, rows, letters, self._slot(state.name), chunk.more)
+        return Injection(parsed.records, rows, letters, self._slot(state.name), chunk.more)
 
     def bound(self) -> int:
         """Nothing older will come that is not late."""
@@ -267,13 +257,6 @@ class LogSource:
 
     def _packed(self, state: FileState) -> bytes:
         return pack_position(self._newest.get(state.number, BEFORE), state)
-
-    def _letter(self, state: FileState, offset: int, reason: str, line: bytes | None) -> dict[str, Any]:
-        letter: dict[str, Any] = {"injector": self.name, "file": shown(state.name), "offset": offset}
-        letter["reason"] = reason
-        if line is not None:
-            letter["line"] = line.decode("utf-8", "replace")
-        return letter
 
 
 def _directory(path: str) -> str:

@@ -33,8 +33,6 @@ from millwheel.engine.wheel import Early, Release, Wheel
 from millwheel.engine.wheel import Lines as OfSink
 from millwheel.errors import ZombieError
 from millwheel.topology import DEAD_LETTERS, Topology
-from photon.logs.formats import Malformed
-from photon.logs.shares import SLOTS
 
 Lines = Mapping[str, Sequence[Any]]
 """By injector, what stands in its log: objects, or lines as bytes."""
@@ -62,7 +60,7 @@ def oracle(topology: Topology, lines: Lines) -> dict[str, list[Any]]:
     bench = Bench(topology)
     ordered = sorted(
         (
-            (bench.time_of(name, line), name, place, line)
+            (bench.time_of(name, line, BEFORE), name, place, line)
             for name, all_ in lines.items()
             for place, line in enumerate(all_)
         ),
@@ -78,74 +76,6 @@ def oracle(topology: Topology, lines: Lines) -> dict[str, list[Any]]:
 def in_order(sinks: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Each sink's lines in an order of their own: to compare runs that wrote them in another."""
     return {name: sorted(lines, key=_in_json) for name, lines in sinks.items()}
-
-
-class Bench:
-    """One worker in memory. Nothing moves but by `send`, `watermark` and `wait`."""
-
-    def __init__(self, topology: Topology, now: int = 1_700_000_000_000_000) -> None:
-        self.now = now
-        self._plan = Plan(topology, numbered(topology, {}))
-        self._parsers = _parsers(self._plan)
-        store = MemoryStore()
-        self._wheel = Wheel(self._plan, store.claim(range(SLOTS), 1), 0, even(1), 1)
-        self._store = store
-        self._authority = Authority(self._plan.sources, 1)
-        self._authority.begins(0, 1)
-        self.sinks: dict[str, list[Any]] = {name: [] for name in self._plan.sinks}
-
-    def send(self, injector: str, *lines: Any) -> None:
-        """Lines of its log, as objects or bytes."""
-        parsed = self._parsers[injector].parse(_packed(lines))
-        self._wheel.inject(injector, parsed.records, {}, _letters(injector, parsed.malformed))
-        self._settle()
-
-    def watermark(self, time: int, injector: str | None = None) -> None:
-        """No line before this comes that is not late: of one injector, or of all."""
-        for name in self._plan.injectors if injector is None else [injector]:
-            self._wheel.bound(name, time)
-        self._settle()
-
-    def wait(self, seconds: float) -> None:
-        """The wall clock moves."""
-        self.now += round(seconds * 1e6)
-        self._settle()
-
-    def lines(self, sink: str) -> list[Any]:
-        """What the sink got since last asked."""
-        taken, self.sinks[sink] = self.sinks[sink], []
-        return taken
-
-    @property
-    def dead_letters(self) -> list[Any]:
-        return self.lines(DEAD_LETTERS)
-
-    def low_watermark(self, name: str) -> int:
-        """Of an injector's or a computation's stream (paper 4.5)."""
-        return self._authority.marks[name]
-
-    def time_of(self, injector: str, line: Any) -> int:
-        """A line's time; of one that is none, before all others."""
-        times = self._parsers[injector].parse(_packed([line])).times
-        return int(times[0]) if len(times) else BEFORE
-
-    def _settle(self) -> None:
-        for _ in range(_STEPS_MAX):
-            more = self._wheel.turn(self.now)
-            changes = self._wheel.begin_commit()
-            assert changes is not None
-            self._wheel._store.commit(changes)
-            release = self._wheel.committed()
-            for _, frame in release.frames:
-                self._wheel.receive(frame)
-            for of_sink in [*self._wheel.early().lines, *release.lines]:
-                self.sinks[of_sink.sink] += _objects(of_sink.lines)
-            moved = self._authority.report(0, 1, release.lows)
-            if moved:
-                self._wheel.told(self._authority.marks)
-            if not (more or moved or self._wheel.due):
-                return
-        raise AssertionError("timers that set timers do not come to an end")
 
 
 class World:
@@ -237,17 +167,57 @@ class World:
             self.zombies.append(worker)
         self.nodes[worker.me] = worker.again()
 
-    def time_of(self, injector: str, line: Any) -> int:
-        """A line's time; of one that is none, after all others."""
+    def time_of(self, injector: str, line: Any, none: int = NEVER) -> int:
+        """A line's time; `none`: of one that is none."""
         times = self.parsers[injector].parse(_packed([line])).times
-        return int(times[0]) if len(times) else NEVER
+        return int(times[0]) if len(times) else none
 
-    def write(self, lane: int, lines: Iterable[Any]) -> None:
+    def write(self, lane: int, lines: Iterable[OfSink]) -> None:
         """To the sinks, which take a line of the store once (as files that are cut to what was noted)."""
         for of_sink in lines:
             if (lane, of_sink.number) not in self.written:
                 self.written.add((lane, of_sink.number))
                 self.sinks[of_sink.sink] += _objects(of_sink.lines)
+
+
+class Bench(World):
+    """One worker in memory. Nothing moves but by `send`, `watermark` and `wait`."""
+
+    def __init__(self, topology: Topology, now: int = 1_700_000_000_000_000) -> None:
+        super().__init__(topology, {}, workers=1, seed=None)
+        self.now = now
+        (self._worker,) = self.nodes
+        self._wheel, self._store = self._worker.wheel, self._worker.store
+
+    def send(self, injector: str, *lines: Any) -> None:
+        """Lines of its log, as objects or bytes."""
+        parsed = self.parsers[injector].parse(_packed(lines))
+        self._wheel.inject(injector, parsed.records, {}, parsed.letters(injector))
+        self._worker.settle()
+
+    def watermark(self, time: int, injector: str | None = None) -> None:
+        """No line before this comes that is not late: of one injector, or of all."""
+        for name in self.plan.injectors if injector is None else [injector]:
+            self._wheel.bound(name, time)
+        self._worker.settle()
+
+    def wait(self, seconds: float) -> None:
+        """The wall clock moves."""
+        self.now += round(seconds * 1e6)
+        self._worker.settle()
+
+    def lines(self, sink: str) -> list[Any]:
+        """What the sink got since last asked."""
+        taken, self.sinks[sink] = self.sinks[sink], []
+        return taken
+
+    @property
+    def dead_letters(self) -> list[Any]:
+        return self.lines(DEAD_LETTERS)
+
+    def low_watermark(self, name: str) -> int:
+        """Of an injector's or a computation's stream (paper 4.5)."""
+        return self.authority.marks[name]
 
 
 class _Worker:
@@ -319,6 +289,21 @@ class _Worker:
     def busy(self) -> bool:
         return bool(self.inflight or self.frames or self.acks or self.wheel.due or self.wheel.unacked_bytes)
 
+    def settle(self) -> None:
+        """Do all that is to be done."""
+        for _ in range(_STEPS_MAX):
+            for step in (self.turn, self.begin, self.commit, self.let_out):
+                step()
+            while self.leaving:
+                self.let_out()
+            while self.frames:
+                self.take_frame()
+            self.hand_report()
+            if not (self.told or self.wheel.due):
+                return
+            self.take_marks()
+        raise AssertionError("timers that set timers do not come to an end")
+
     def inject(self) -> None:
         for name, files in self.files.items():
             if files:
@@ -338,7 +323,7 @@ class _Worker:
         changes: Changes = {self._position_row(name, file): at.to_bytes(8, "big")}
         if name in self.late:
             changes[self._lateness_row(name)] = self._count(name, file, parsed.times)
-        self.wheel.inject(name, parsed.records, changes, _letters(name, parsed.malformed))
+        self.wheel.inject(name, parsed.records, changes, parsed.letters(name))
         self.read[name, file] = at
         self.turn()
 
@@ -447,13 +432,7 @@ class _Worker:
         for name, number in self.world.plan.sinks.items():
             for lane in self.wheel.lanes:
                 for of_lines, data in self.wheel.unwritten(number, lane):
-                    self.world.write(lane, [_Unwritten(name, of_lines, data)])
-
-
-class _Unwritten(msgspec.Struct):
-    sink: str
-    number: int
-    lines: bytes
+                    self.world.write(lane, [OfSink(name, of_lines, data)])
 
 
 def _parsers(plan: Plan) -> dict[str, LineParser]:
@@ -461,13 +440,6 @@ def _parsers(plan: Plan) -> dict[str, LineParser]:
         name: LineParser(injector, {number: plan.inputs[number][1] for number in plan.readers[name]})
         for name, injector in plan.topology.injectors.items()
     }
-
-
-def _letters(injector: str, malformed: Iterable[Malformed]) -> list[dict[str, Any]]:
-    return [
-        {"injector": injector, "reason": bad.reason, "line": bad.line.decode("utf-8", "replace")}
-        for bad in malformed
-    ]
 
 
 def _packed(lines: Iterable[Any]) -> bytes:

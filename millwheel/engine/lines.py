@@ -1,7 +1,7 @@
 """Lines of logs to records, for each input that reads them: fields in columns, nothing else is looked at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +11,8 @@ from millwheel.computation import Times
 from millwheel.engine.records import JSON, MSGPACK, Ext, Records, keyed, made_keys
 from millwheel.topology import WHOLE, Input, Logs
 from photon.core.columns import Column, Field, decoder_of, parse_path
-from photon.logs.formats import Malformed, decode, split_chunk, time_type, to_us
+from photon.logs.files import Chunk
+from photon.logs.formats import Malformed, events_of, time_type, to_us
 
 _encode: Final = msgspec.msgpack.encode
 _decode: Final = msgspec.json.decode
@@ -25,6 +26,17 @@ class Parsed:
     records: dict[int, Records]
     times: Times
     malformed: list[Malformed]
+
+    def letters(self, injector: str, file: str = "") -> list[dict[str, Any]]:
+        """Dead letters of the malformed lines, with their places in the file if there is one."""
+        letters = []
+        for bad in self.malformed:
+            letter: dict[str, Any] = {"injector": injector}
+            letter |= {"file": file, "offset": bad.start} if file else {}
+            letter |= {"reason": bad.reason}
+            letter |= {"line": bad.line.decode("utf-8", "replace")} if bad.line else {}
+            letters.append(letter)
+        return letters
 
 
 class LineParser:
@@ -42,10 +54,7 @@ class LineParser:
         self._time = injector.time
 
     def parse(self, chunk: bytes) -> Parsed:
-        found = split_chunk(chunk)
-        events, good, malformed = decode(self._decoder, chunk, found)
-        lines = found.lines if good is None else [found.lines[row] for row in good]
-        starts = found.starts if good is None else found.starts[good]
+        events, lines, starts, malformed = events_of(self._decoder, chunk)
         try:
             times = to_us(self._columns[self._time](events), self._unit)
         except (OverflowError, ValueError):
@@ -58,6 +67,14 @@ class LineParser:
             records[number] = keyed(keys, wrong, times, self._values(read, events, lines))
             malformed += [Malformed(int(starts[row]), lines[row], reason) for row, reason in wrong.items()]
         return Parsed(records, times, malformed)
+
+    def parse_chunk(self, chunk: Chunk) -> Parsed:
+        """Of a file: where lines start there."""
+        parsed = self.parse(b"" if chunk.oversized else chunk.data)
+        malformed = [replace(bad, start=chunk.start + bad.start) for bad in parsed.malformed]
+        if chunk.oversized:
+            malformed = [Malformed(chunk.start, b"", "the line is longer than 4 MiB")]
+        return replace(parsed, malformed=malformed)
 
     def _keys(
         self, read: Input, events: list[Any], lines: list[bytes]

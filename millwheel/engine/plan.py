@@ -122,9 +122,5 @@ def numbered(topology: Topology, known: Mapping[str, int]) -> dict[str, int]:
 NUMBERS_ROW: Final = NAMES
 
 
-def pack_numbers(numbers: Mapping[str, int]) -> bytes:
-    return msgspec.msgpack.encode(numbers)
-
-
 def unpack_numbers(packed: bytes | None) -> dict[str, int]:
     return {} if packed is None else _numbers(packed)

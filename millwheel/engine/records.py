@@ -7,6 +7,7 @@ assigned to a worker). Values travel as numbers, texts and None, as numpy column
 import contextlib
 import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from millwheel.computation import Codes, Times, Values
 from millwheel.engine.calls import FAULTS, reason_of
-from millwheel.topology import Input
 from photon.logs.shares import SLOTS
 
 Ext = msgspec.msgpack.Ext
@@ -29,13 +29,14 @@ FRAME_RECORDS: Final = 1_024
 _encode: Final = msgspec.msgpack.encode
 
 
+@dataclass(eq=False, slots=True)
 class Records:
     """N records of one stream for one consumer. `codes` (N,): rows of `names`, the distinct keys."""
 
-    __slots__ = ("codes", "names", "times", "values")
-
-    def __init__(self, names: list[str], codes: Codes, times: Times, values: Values) -> None:
-        self.names, self.codes, self.times, self.values = names, codes, times, values
+    names: list[str]
+    codes: Codes
+    times: Times
+    values: Values
 
     def __len__(self) -> int:
         return len(self.times)
@@ -110,22 +111,6 @@ def made_keys(
         except FAULTS as error:
             wrong[row] = f"the key function fails: {reason_of(error)}"
     return keys, wrong
-
-
-def rekeyed(
-    read: Input, opened: Callable[[Any], Any], records: "Records"
-) -> tuple["Records", list[tuple[str, int, str, Any]]]:
-    """With the keys that this consumer wants; and key, time, reason and value of those that have none."""
-    if not callable(read.key):
-        return records, []
-    values = values_of(records.values, len(records))
-    keys, wrong = made_keys(read.key, opened, values)
-    found = keyed(keys, wrong, records.times, records.values)
-    told = [
-        (records.names[records.codes[row]], int(records.times[row]), reason, values[row])
-        for row, reason in wrong.items()
-    ]
-    return found, told
 
 
 def keyed(keys: Sequence[str], wrong: Container[int], times: Times, values: Values) -> Records:

@@ -17,7 +17,7 @@ computation that does without exactly-once. After a crash the turn is done again
 frames: their reader takes both. When they are checkpointed, and their cause is acknowledged: `weak.py`.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -39,12 +39,14 @@ from millwheel.engine.records import (
     by_frames,
     decode_frame,
     encode_frame,
-    rekeyed,
+    keyed,
+    made_keys,
     split_frame,
     together,
+    values_of,
 )
 from millwheel.engine.shares import slots_of
-from millwheel.engine.stage import Stage, shown_value
+from millwheel.engine.stage import Stage, dead_letter, shown_value
 from millwheel.engine.store import (
     FRAME,
     HEARD,
@@ -101,8 +103,6 @@ class Early(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    lane: int
-    number: int
     lows: dict[str, int]
     bytes: int
 
@@ -168,9 +168,6 @@ class Wheel:
         self.lanes = [lane for lane in sorted({me, *lanes}) if lane % self.workers == me]
         """Its own, and those of workers that are no more."""
         self.marks: dict[str, int] = {}
-        for known in lanes.values():
-            for name, mark in known.marks.items():
-                self.marks[name] = max(mark, self.marks.get(name, BEFORE))
         self._bounds = dict.fromkeys(plan.topology.injectors, BEFORE)
         self._promised: dict[str, int] = {}
         """What a source promised but for productions under way."""
@@ -184,9 +181,10 @@ class Wheel:
             stage.calls = calls or stage.calls
             stage.load_timers(store.scan, slots_of(owners, me))
             stage.counts.update(self._lane.counts.get(name, {}))
-        self._heard: dict[int, _Floors] = {}
+        self._heard: dict[int, _Floors] = defaultdict(lambda: np.zeros(SLOTS, np.int64))
+        """By lane, what each slot has consumed of it."""
         for row, packed in store.scan(HEARD):
-            floors = self._floors(row[1])
+            floors = self._heard[row[1]]
             np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
         self.pace = Pace()
         self._inbox: deque[Frame] = deque()
@@ -194,9 +192,7 @@ class Wheel:
         for lane in (*self.lanes, *map(weak_lane, self.lanes)):
             for _, packed in store.scan(FRAME + bytes((lane,))):
                 for worker, frame in split_frame(decode_frame(packed), self._slots, self._owners).items():
-                    self._unacked[worker][lane, frame.number] = _Sent(
-                        lane, frame.number, frame.lows, len(packed)
-                    )
+                    self._unacked[worker][lane, frame.number] = _Sent(frame.lows, len(packed))
         self._weak = UnderWay(sequencer)
         self._inbox += self.frames_for(me)
         self._waiting: dict[tuple[int, bool], list[Records]] = {}
@@ -211,7 +207,8 @@ class Wheel:
         self._changes: Changes = {}
         self._release: Release | None = None
         self._now = 0
-        self._take_marks()
+        for known in lanes.values():
+            self.told(known.marks)
 
     # What comes in
 
@@ -219,7 +216,9 @@ class Wheel:
         """The authority's word."""
         for name, mark in marks.items():
             self.marks[name] = max(mark, self.marks.get(name, BEFORE))
-        self._take_marks()
+        for name, stage in self.stages.items():
+            low = max(of_inputs(self.plan.makers[name], self.marks), self.marks.get(name, BEFORE))
+            stage.low_watermark = max(stage.low_watermark, low)
 
     def receive(self, frame: Frame) -> None:
         self._inbox.append(frame)
@@ -408,27 +407,17 @@ class Wheel:
     def _counts(self) -> dict[str, dict[str, int]]:
         return {**self._injected, **{name: stage.counts for name, stage in self.stages.items()}}
 
-    def _take_marks(self) -> None:
-        for name, stage in self.stages.items():
-            told = max(of_inputs(self.plan.makers[name], self.marks), self.marks.get(name, BEFORE))
-            stage.low_watermark = max(stage.low_watermark, told)
-
     def _is_due(self, stage: Stage) -> bool:
         timer, wall = stage.due.earliest(WATERMARK), stage.due.earliest(WALL)
         return (timer is not None and timer <= stage.low_watermark) or (
             wall is not None and wall <= self._now
         )
 
-    def _floors(self, lane: int) -> _Floors:
-        if lane not in self._heard:
-            self._heard[lane] = np.zeros(SLOTS, np.int64)
-        return self._heard[lane]
-
     def _hear(self, frame: Frame) -> int:
         """Take what is new of a frame, and all that is for who does without exactly-once; all of it is
         acknowledged, with the commit of this turn. How many records that are."""
         heard = 0
-        floors = self._floors(frame.lane)
+        floors = self._heard[frame.lane]
         consumed = np.zeros(SLOTS, np.bool_)
         for part in frame.parts:
             if part.input not in self.plan.inputs:
@@ -458,23 +447,17 @@ class Wheel:
 
     def _drain(self, name: str, stage: Stage, weak: bool) -> None:
         for stream, records, lines in stage.outputs:
-            for number in self.plan.readers[stream]:
-                self._route(name, number, self._rekeyed(stream, number, records), weak)
+            for number, found, letters in for_readers(self.plan, stream, records):
+                consumer = self.stages[self.plan.inputs[number][0]]
+                consumer.counts["dead_letters"] += len(letters)
+                consumer.dead += letters
+                self._route(name, number, found, weak)
             if lines:
                 self._lines[weak].setdefault(stream, []).extend(lines)
         stage.outputs.clear()
         if stage.dead:
             self._lines[False].setdefault(DEAD_LETTERS, []).extend(map(_json, stage.dead))
             stage.dead.clear()
-
-    def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
-        """With the keys that the consumer wants."""
-        name, read, _ = self.plan.inputs[number]
-        opened = self.plan.openers[stream]
-        found, wrong = rekeyed(read, opened, records)
-        for key, time, reason, value in wrong:
-            self.stages[name]._bury(key, time, reason, stream=stream, value=shown_value(opened, value))
-        return found
 
     def _route(self, source: str, number: int, records: Records, again: bool) -> None:
         """To the stage here, and to other workers. `again`: after a crash they are made again as they are."""
@@ -518,7 +501,7 @@ class Wheel:
                 self._weak.sent(key, packed)
             else:
                 self._changes[frame_row(*key)] = packed
-            self._unacked[worker][key] = _Sent(*key, lows, len(packed))
+            self._unacked[worker][key] = _Sent(lows, len(packed))
             frames.append((worker, frame))
         self._outgoing[weak] = {}
         return frames
@@ -566,6 +549,26 @@ def stage_of(
     """Of a computation. `read`: rows of its state."""
     kind = Keyed if isinstance(plan.topology.computations[name].computation, Computation) else Columnar
     return kind(plan, name, slots, read)
+
+
+def for_readers(
+    plan: Plan, stream: str, records: Records
+) -> Iterator[tuple[int, Records, list[dict[str, Any]]]]:
+    """By each input that reads the stream: the records, with the keys that it wants, and dead letters of its
+    computation for those that have none."""
+    for number in plan.readers[stream]:
+        name, read, _ = plan.inputs[number]
+        if not callable(read.key):
+            yield number, records, []
+            continue
+        opened, values = plan.openers[stream], values_of(records.values, len(records))
+        keys, wrong = made_keys(read.key, opened, values)
+        letters = []
+        for row, reason in wrong.items():
+            key, value = records.names[records.codes[row]], shown_value(opened, values[row])
+            at = int(records.times[row])
+            letters.append(dead_letter(name, key, at, reason, stream=stream, value=value))
+        yield number, keyed(keys, wrong, records.times, records.values), letters
 
 
 def summed(counts: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:

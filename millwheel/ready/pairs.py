@@ -9,11 +9,12 @@ from millwheel.ready.windows import SECOND_US
 
 
 class _Waiting(msgspec.Struct):
-    """`value`: of the record that waits; `answered_us`: the time of the first answer, which may have come
-    before it."""
+    """`value`: of the record that waits; `answered_us`, `last_us`: when the first and the last answer were,
+    which may have come before it."""
 
     value: Any = None
     answered_us: int | None = None
+    last_us: int | None = None
 
 
 class Unmatched(Computation[_Waiting]):
@@ -34,10 +35,10 @@ class Unmatched(Computation[_Waiting]):
             ctx.state.value = record.value
             ctx.set_timer("over", record.time + self._after)
         else:
-            state = ctx.state
-            known = state.answered_us
-            state.answered_us = record.time if known is None else min(known, record.time)
-            ctx.set_timer("forget", record.time + self._after)
+            state, time = ctx.state, record.time
+            state.answered_us = time if state.answered_us is None else min(state.answered_us, time)
+            state.last_us = time if state.last_us is None else max(state.last_us, time)
+            ctx.set_timer("forget", state.last_us + self._after)
 
     def process_timer(self, timer: Timer, ctx: Context[_Waiting]) -> None:
         if timer.tag == "over":
@@ -93,8 +94,9 @@ class Attribution(Computation[_History]):
 
     def _wait(self, ctx: Context[_History]) -> None:
         conversions = [time + 1 for time, _ in ctx.state.conversions]
-        touches = [time + self._lookback + 1 for time, _ in ctx.state.touches]
-        ctx.set_timer("next", min(conversions, default=max(touches, default=0)))
+        oldest = min((time for time, _ in ctx.state.touches), default=0)
+        # Later than the oldest could go: so several go at a time.
+        ctx.set_timer("next", min(conversions, default=oldest + self._lookback * 5 // 4 + 1))
 
 
 class Deduplicate(Computation[bool]):

@@ -60,13 +60,13 @@ def history(
     record counted once. Status 1 if there are dead letters (OUT/sinks/dead-letters says why).
     """
     check_requirements()
-    from spark.history.run import SESSION_CONF, Order, check_new, look, recompute
+    from spark.history.run import SESSION_CONF, Recomputed, check_new, recompute
     from spark.session import open_session
 
     check_new(out)
-    found = look(Order(topology, _inputs(given), goes_on))
+    made = Recomputed(topology, _inputs(given), goes_on)
     with working("computing"), open_session(spark.with_defaults(SESSION_CONF)) as session:
-        summary = recompute(session, found, out)
+        summary = recompute(session, made, out)
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -164,7 +164,7 @@ def verify(
     """
     check_requirements()
     from spark.history.compare import check, compare
-    from spark.history.run import SESSION_CONF, Order, Recomputed, look
+    from spark.history.run import SESSION_CONF, Recomputed
     from spark.history.tasks import Span
     from spark.session import open_session
 
@@ -178,12 +178,11 @@ def verify(
     if scratch is None and not spark.is_local:
         raise UsageError("--scratch: name a directory that all executors see")
     chosen = check(load_topology(topology), sinks, kept)
-    found = look(Order(topology, _inputs(given), read=Span(first, kept.end), kept=kept))
+    made = Recomputed(topology, _inputs(given), read=Span(first, kept.end), kept=kept)
     with working("computing") as say, ExitStack() as opened:
         here = opened.enter_context(tempfile.TemporaryDirectory(prefix="photon-verify-", dir=scratch))
         session = opened.enter_context(open_session(spark.with_defaults(SESSION_CONF)))
-        made = Recomputed(session, found, Path(here))
-        made.run()
+        made.run(session, Path(here))
         say("comparing")
         verdicts = compare(made, session, chosen, histories, kept)
     if as_json:

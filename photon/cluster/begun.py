@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from millwheel import history
 from millwheel.engine.logged import LoggedStore
-from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, pack_numbers, unpack_numbers
+from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, unpack_numbers
 from millwheel.engine.store import GIVEN, SERVER, TAKEN_UP
 from millwheel.topology import Topology
 from millwheel.worker import shared_store, store_of
@@ -75,7 +77,7 @@ class Begun:
                 plan, lambda prefix: itertools.chain.from_iterable(store.scan(prefix) for store in stores)
             )
             for store in reversed(stores):  # the first one last: it says what is known
-                store.numbers(NUMBERS_ROW, pack_numbers(numbers))
+                store.numbers(NUMBERS_ROW, msgspec.msgpack.encode(numbers))
         return plan
 
     def _same_servers(self, stores: list[LoggedStore]) -> None:

@@ -5,6 +5,7 @@ joiner has joined is never said to be; and of what runs in several datacenters s
 
 import contextlib
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,10 +85,9 @@ class Declared(_AskingRegistry):
         system that `config`, a photon.toml, names. UsageError unless one of them is given."""
         super().__init__(work, config)
         self._stream = stream
-        self._opened: tuple[RegistryClient, JsonLines] | None = None
 
     def process_batch(self, batch: Batch, ctx: BatchContext) -> None:
-        client, lines = self._open()
+        client, lines = self._opened
         values = batch.values
         if not isinstance(values, list):
             raise TypeError("Declared reads primary events, JSON objects")
@@ -102,10 +102,9 @@ class Declared(_AskingRegistry):
         names = [batch.names[batch.codes[row]] for row in rows]
         ctx.produce(self._stream, names, [values[row] for row in rows], batch.times[rows])
 
-    def _open(self) -> "tuple[RegistryClient, JsonLines]":
+    @cached_property
+    def _opened(self) -> "tuple[RegistryClient, JsonLines]":
         """UnavailableError; UsageError, SettingsMismatchError where the joiners don't mark, or otherwise."""
-        if self._opened is not None:
-            return self._opened
         client, settings = self._client()
         if not settings.joiner.mark_matched:
             self._closing.close()
@@ -122,8 +121,7 @@ class Declared(_AskingRegistry):
         except BaseException:
             self._closing.close()
             raise
-        self._opened = client, json_lines(settings)
-        return self._opened
+        return client, json_lines(settings)
 
 
 class Decided(_AskingRegistry):
@@ -152,12 +150,14 @@ class Decided(_AskingRegistry):
             raise UsageError("Decided: name the results (of=) and the datacenter (datacenter=)")
         self._stream, self._of, self._id = stream, of, id
         self._token = decided_token(datacenter)
-        self._opened: tuple[RegistryClient, IdPacker] | None = None
+
+    @cached_property
+    def _opened(self) -> "tuple[RegistryClient, IdPacker]":
+        """UnavailableError, UsageError."""
+        client, settings = self._client()
+        return client, IdPacker(settings.ids.key.encode())
 
     def process_batch(self, batch: Batch, ctx: BatchContext) -> None:
-        if self._opened is None:
-            client, settings = self._client()
-            self._opened = client, IdPacker(settings.ids.key.encode())
         client, packer = self._opened
         names = list(map(batch.names.__getitem__, batch.codes.tolist()))
         texts = list(map("\0".join, zip(names, map(str, batch.times.tolist()), strict=True)))

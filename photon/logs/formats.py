@@ -92,7 +92,7 @@ class JsonLines:
         self._id, self._named_id, self._time = columns["id"], columns["primary_id"], columns["time"]
 
     def parse_primary(self, chunk: bytes) -> PrimaryBatch:
-        events, lines, starts, malformed = _events(self._primary, chunk)
+        events, lines, starts, malformed = events_of(self._primary, chunk)
         return PrimaryBatch(self._packer.pack(self._primary_id(events)), lines, starts, malformed)
 
     def primary_times(self, ids: bytes, lines: Sequence[bytes]) -> tuple[bytes, dict[int, str]]:
@@ -118,7 +118,7 @@ class JsonLines:
         return self._primary_time(self._timed.decode_lines(b"\n".join(lines)))
 
     def parse_foreign(self, chunk: bytes) -> ForeignBatch:
-        events, lines, starts, malformed = _events(self._foreign, chunk)
+        events, lines, starts, malformed = events_of(self._foreign, chunk)
         texts, named, values = self._id(events), self._named_id(events), self._time(events)
         ids = self._packer.pack(texts)
         times = event_times(ids, values, self._time_unit)
@@ -151,9 +151,10 @@ class JsonLines:
         return fits
 
 
-def _events(
+def events_of(
     decoder: Any, chunk: bytes
 ) -> tuple[list[Any], list[bytes], npt.NDArray[np.int64], list[Malformed]]:
+    """N events, their lines and where these start (N,), and the malformed rest."""
     found = split_chunk(chunk)
     events, good, malformed = decode(decoder, chunk, found)
     if good is None:

@@ -26,15 +26,15 @@ from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.watermarks import of_inputs
 from millwheel.engine.wheel import summed
 from millwheel.errors import TopologyError
-from millwheel.history import Left, files_of, low_of
+from millwheel.history import Left, low_of
 from millwheel.sinks import complete, write_manifest
-from millwheel.sources import pack_position
+from millwheel.sources import Listed, pack_position
 from millwheel.topology import DEAD_LETTERS, Topology, load_topology
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
-from photon.logs.files import FileState, SeenFile, end_of_last_line
+from photon.logs.files import FileState, SeenFile, end_of_last_line, find
 from photon.logs.inventory import read_by_others
 from photon.logs.packed import is_packed
 from spark.backfill.run import send_adapter
@@ -69,18 +69,6 @@ SESSION_CONF: Final = {"spark.sql.execution.arrow.maxRecordsPerBatch": "64"}  # 
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is wanted. `inputs`: by injector, globs and URIs that are read in place of its own; `goes_on`: the
-    logs will grow, so what waits for more of them is kept."""
-
-    topology: str
-    inputs: Mapping[str, tuple[str, ...]]
-    goes_on: bool = False
-    read: Span = ALL
-    kept: Span = ALL
-
-
-@dataclass(frozen=True, slots=True)
 class _Log:
     """A file of a disk, as it was when it was looked at. `size`: how far it is read; `state`: as a run
     remembers it then, but for what is in an archive."""
@@ -98,55 +86,46 @@ class _Log:
         return os.path.abspath(self.seen.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An order that can be done: its topology, the files that each injector has, and URIs for Spark."""
-
-    order: Order
-    topology: Topology
-    logs: Mapping[str, list[_Log]]
-    uris: Mapping[str, list[str]]
-
-
-def look(order: Order) -> Found:
-    """What there is now, without Spark. UsageError, TopologyError for what can't be done; StorageError."""
-    topology = load_topology(order.topology)
-    check(topology, order.inputs)
-    return Found(order, topology, *_logs_of(topology, order.inputs, order.goes_on))
-
-
 class Recomputed:
-    """A topology's outputs, in `directory`, which all executors see."""
+    """A topology's outputs from the logs that there are when this is made."""
 
-    def __init__(self, session: SparkSession, found: Found, directory: Path) -> None:
-        """SparkFailedError for a URI that can't be read."""
-        self._session, self._order = session, found.order
-        self._directory = directory.absolute()
-        self.numbers = numbered(found.topology, {})
-        self.plan = Plan(found.topology, self.numbers)
-        self._logs, self._uris = found.logs, found.uris
-        self._table = str(self._directory / "rows")
+    def __init__(
+        self,
+        name: str,
+        inputs: Mapping[str, tuple[str, ...]],
+        goes_on: bool = False,
+        read: Span = ALL,
+        kept: Span = ALL,
+    ) -> None:
+        """`inputs`: by injector, globs and URIs that are read in place of its own; `goes_on`: the logs will
+        grow, so what waits for more of them is kept. Without Spark. UsageError, TopologyError for what can't
+        be done; StorageError."""
+        topology = load_topology(name)
+        check(topology, inputs)
+        self.name, self.goes_on, self._inputs = name, goes_on, inputs
+        self._logs, self._uris = _logs_of(topology, inputs, goes_on)
+        self.numbers = numbered(topology, {})
+        self.plan = Plan(topology, self.numbers)
+        self._work = Work(name, os.getcwd(), self.numbers, 0, goes_on, read, kept)
         self._told: list[Told] = []
         self.marks: dict[str, int] = {}
-        logs = [log for of_one in self._logs.values() for log in of_one]
-        size = sum(log.size * (_PACKED_BY if log.packed else 1) for log in logs)
-        size += sum(map(self._remote_bytes, self._uris.values()))
-        least = 2 * session.sparkContext.defaultParallelism
-        self.parts = min(_PARTS_MAX, max(least, 1 + size // _PART_BYTES))
-        order = found.order
-        self._work = Work(
-            order.topology, os.getcwd(), self.numbers, self.parts, order.goes_on, order.read, order.kept
-        )
 
-    def run(self) -> None:
-        """SparkFailedError, StorageError."""
-        with storage_errors(self._directory):
-            make_directory(self._directory)
-        send_adapter(self._session, self._order.topology)
+    def run(self, session: SparkSession, directory: Path) -> None:
+        """In a directory that all executors see. SparkFailedError, StorageError."""
+        self._session, self._table = session, str((directory / "rows").absolute())
+        with storage_errors(directory):
+            make_directory(directory)
+        send_adapter(session, self.name)
         with spark_failures():
+            self._work = replace(self._work, parts=self._parts())
             self._read()
             for name in self.plan.order:
                 self._compute(name)
+
+    @property
+    def parts(self) -> int:
+        """Of the keys, once it runs."""
+        return self._work.parts
 
     def rows(self, *what: str) -> DataFrame:
         """What all jobs made of that."""
@@ -162,7 +141,7 @@ class Recomputed:
         """As Left has them."""
         files: dict[str, dict[int, bytes]] = {}
         for name, logs in self._logs.items():
-            if name not in self._order.inputs:
+            if name not in self._inputs:
                 reached = self._reached(name)
                 files[name] = {}
                 for log in logs:
@@ -180,13 +159,15 @@ class Recomputed:
                 reached[one.log] = max(newest, one.newest), max(end, one.end)
         return reached
 
-    def _remote_bytes(self, uris: Sequence[str]) -> int:
-        if not uris:
-            return 0
-        with spark_failures():
-            files = self._session.read.format("binaryFile").load(list(uris))
+    def _parts(self) -> int:
+        logs = [log for of_one in self._logs.values() for log in of_one]
+        size = sum(log.size * (_PACKED_BY if log.packed else 1) for log in logs)
+        if uris := [uri for of_one in self._uris.values() for uri in of_one]:
+            files = self._session.read.format("binaryFile").load(uris)
             (row,) = files.agg(F.sum("length").alias("bytes")).collect()
-        return row.bytes or 0
+            size += row.bytes or 0
+        least = 2 * self._session.sparkContext.defaultParallelism
+        return min(_PARTS_MAX, max(least, 1 + size // _PART_BYTES))
 
     def _read(self) -> None:
         frames = []
@@ -194,12 +175,12 @@ class Recomputed:
             files = [LogFile(log.path, log.size, inode=log.seen.inode) for log in self._logs[name]]
             skew = self.plan.topology.injectors[name].skew_max_s
             make = partial(parsing, self._work, name, SystemClock().now_us() + round(skew * 1e6))
-            logs = LogSet(self._uris[name], Settings(logs=READING), make, not self._order.goes_on)
+            logs = LogSet(self._uris[name], Settings(logs=READING), make, not self.goes_on)
             if files or logs.paths:
                 frames.append(parsed_logs(self._session, files, logs, _ROW))
         self._keep(reduce(DataFrame.unionByName, frames))
         for name in self.plan.injectors:
-            self.marks[name] = self._low(name) if self._order.goes_on else NEVER
+            self.marks[name] = self._low(name) if self.goes_on else NEVER
 
     def _compute(self, name: str) -> None:
         low = of_inputs(self.plan.makers[name], self.marks)
@@ -217,7 +198,7 @@ class Recomputed:
         """Where its low watermark is, of logs that go on."""
         injector = self.plan.topology.injectors[name]
         newest = {log: newest for log, (newest, _) in self._reached(name).items()}
-        if name in self._order.inputs:  # nobody goes on with these
+        if name in self._inputs:  # nobody goes on with these
             return low_of(replace(injector, silent="advance"), [], dict(enumerate(newest.values())))
         logs = self._logs[name]
         numbers = {log.state.number: newest.get(log.path, BEFORE) for log in logs}
@@ -230,24 +211,23 @@ def check_new(out: Path) -> None:
         raise UsageError(f"--out {out}: there is something; name a new directory")
 
 
-def recompute(session: SparkSession, found: Found, out: Path) -> dict[str, Any]:
+def recompute(session: SparkSession, made: Recomputed, out: Path) -> dict[str, Any]:
     """All outputs in a new directory; and, of logs that go on, what a run has to know. The summary.
 
     They are made below OUT/.work, and moved when all are there; the note for a run comes last.
     LockedError, SparkFailedError, StorageError.
     """
-    began, order = time.monotonic(), found.order
+    began = time.monotonic()
     check_new(out)
     work = out / _WORK
     with DirectoryLock(work):
         for left in (out / history.SINKS, out / history.STATE, *filter(Path.is_dir, work.iterdir())):
             shutil.rmtree(left, ignore_errors=True)
         try:
-            made = Recomputed(session, found, work)
-            made.run()
+            made.run(session, work)
             lines = _write_sinks(made, work / history.SINKS)
             with spark_failures():
-                if order.goes_on:
+                if made.goes_on:
                     state = made.rows(STATE).select("blob")
                     state.write.parquet(str((work / history.STATE).absolute()))
             os.sync()  # what Spark wrote, before it counts
@@ -255,7 +235,7 @@ def recompute(session: SparkSession, found: Found, out: Path) -> dict[str, Any]:
                 for name in (history.SINKS, history.STATE):
                     if (work / name).exists():
                         (work / name).rename(out / name)
-                write_file(out / history.NAME, msgspec.json.encode(_left(made, order)))
+                write_file(out / history.NAME, msgspec.json.encode(_left(made)))
         finally:
             shutil.rmtree(work, ignore_errors=True)
     counts = made.counts
@@ -265,19 +245,19 @@ def recompute(session: SparkSession, found: Found, out: Path) -> dict[str, Any]:
         "lines": lines,
         "low_watermarks": made.marks,
         "dead_letters": sum(count.get("dead_letters", 0) for count in counts.values()),
-        "goes_on": order.goes_on,
+        "goes_on": made.goes_on,
     }
 
 
-def _left(made: Recomputed, order: Order) -> Left:
+def _left(made: Recomputed) -> Left:
     """Its dead letters are told already, and not a run's."""
     return Left(
-        topology=order.topology,
-        goes_on=order.goes_on,
+        topology=made.name,
+        goes_on=made.goes_on,
         numbers=made.numbers,
         marks=made.marks,
         counts={name: {**of_name, "dead_letters": 0} for name, of_name in made.counts.items()},
-        files=made.files() if order.goes_on else {},
+        files=made.files() if made.goes_on else {},
     )
 
 
@@ -304,8 +284,9 @@ def _logs_of(
     for name, injector in topology.injectors.items():
         given = inputs.get(name, injector.patterns)
         uris[name] = [pattern for pattern in given if is_uri(pattern)]
-        local = tuple(pattern for pattern in given if not is_uri(pattern))
-        files = files_of(replace(injector, paths=local))
+        found = find([pattern for pattern in given if not is_uri(pattern)])
+        listed = Listed()
+        files = [seen for seen in found if not injector.listed or listed.has(seen.name)]
         logs[name] = [_log(seen, number, goes_on) for number, seen in enumerate(files)]
     if not any(logs.values()) and not any(uris.values()):
         patterns = [p for name, of in topology.injectors.items() for p in inputs.get(name, of.patterns)]

@@ -17,9 +17,10 @@ import pyarrow as pa
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lines import LineParser
 from millwheel.engine.plan import Plan
-from millwheel.engine.records import Part, Records, rekeyed
+from millwheel.engine.records import Part, Records
 from millwheel.engine.replay import Replay, Spread
-from millwheel.engine.stage import Stage, dead_letter, shown_value
+from millwheel.engine.stage import Stage
+from millwheel.engine.wheel import for_readers
 from millwheel.topology import DEAD_LETTERS, load_topology
 from photon.core.settings import Logs
 from photon.logs.files import Chunk
@@ -104,24 +105,13 @@ def parsing(work: Work, injector: str, upto: int) -> Parse:
     parser, rows = LineParser(plan.topology.injectors[injector], inputs), Rows(work)
 
     def parse(log: str, _path: str, chunk: Chunk) -> Iterator[Any]:
-        letters = []
-        newest, count = BEFORE, 0
-
-        def bad(offset: int, reason: str, **line: str) -> None:
-            where = {"injector": injector, "file": log, "offset": offset}
-            letters.append({**where, "reason": reason, **line})
-
-        if chunk.oversized:
-            bad(chunk.start, f"the line is longer than {READING.line_bytes_max >> 20} MiB")
-        else:
-            parsed = parser.parse(chunk.data)
-            for one in parsed.malformed:
-                bad(chunk.start + one.start, one.reason, line=one.line.decode("utf-8", "replace"))
-            newest = int(parsed.times[parsed.times <= upto].max(initial=BEFORE))
-            for number, records in parsed.records.items():
-                found = _within(records, work.read)
-                count = max(count, len(found))
-                rows.records(number, found)
+        count, parsed = 0, parser.parse_chunk(chunk)
+        newest = int(parsed.times[parsed.times <= upto].max(initial=BEFORE))
+        for number, records in parsed.records.items():
+            found = _within(records, work.read)
+            count = max(count, len(found))
+            rows.records(number, found)
+        letters = parsed.letters(injector, log)
         rows.letters(letters)
         counts = {"records": count, "dead_letters": len(letters)}
         rows.tell(Told(injector, counts, log, newest, chunk.end))
@@ -167,8 +157,11 @@ class Rows:
     def produced(self, stage: Stage) -> None:
         """What a stage has made since."""
         for stream, records, lines in stage.outputs:
-            for number in self._plan.readers[stream]:
-                self.records(number, self._rekeyed(stream, number, records))
+            for number, found, letters in for_readers(self._plan, stream, records):
+                self.records(number, found)
+                if letters:
+                    self.letters(letters)
+                    self.tell(Told(self._plan.inputs[number][0], {"dead_letters": len(letters)}))
             if lines:
                 self._sink(stream, records.times, lines)
         stage.outputs.clear()
@@ -212,20 +205,6 @@ class Rows:
                     ],
                     schema=ROW,
                 )
-
-    def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
-        name, read, _ = self._plan.inputs[number]
-        opened = self._plan.openers[stream]
-        found, wrong = rekeyed(read, opened, records)
-        if wrong:
-            self.letters(
-                [
-                    dead_letter(name, key, time, reason, stream=stream, value=shown_value(opened, value))
-                    for key, time, reason, value in wrong
-                ]
-            )
-            self.tell(Told(name, {"dead_letters": len(wrong)}))
-        return found
 
     def _sink(self, sink: str, times: Any, lines: Sequence[bytes]) -> None:
         kept = np.flatnonzero((times >= self._work.kept.start) & (times < self._work.kept.end))

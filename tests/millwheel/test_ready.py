@@ -6,6 +6,7 @@ import pytest
 
 from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.computation import NEVER
+from millwheel.engine.store import STATE
 from millwheel.ready import Attribution, Deduplicate, Sessions, Unmatched, WindowCounts, Zeitgeist
 from millwheel.testing import Bench, in_order, run
 from tests.millwheel.topologies import SECOND, clicks
@@ -113,6 +114,19 @@ def test_an_answer_after_the_end_is_none_though_it_is_read_before_it():
     assert [one["id"] for one in bench.lines("out")] == ["a"]
 
 
+def test_answers_in_any_order_are_remembered_for_as_long_as_the_last_of_them_counts():
+    topology = with_one(
+        Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
+    )
+    bench = Bench(topology)
+    for second in (60, 0):
+        bench.send("clicks", {"of": "a", "ts": second * SECOND})
+    bench.watermark(50 * SECOND)
+    bench.send("shown", {"id": "a", "ts": 50 * SECOND})
+    bench.watermark(NEVER)
+    assert bench.lines("out") == []
+
+
 def test_attribution():
     topology = with_one(
         Attribution("out", "touches", 10),
@@ -129,6 +143,24 @@ def test_attribution():
     found = run(topology, {"touches": touches, "buys": buys}, workers=3, seed=2)["out"]
     assert {one["conversion"]: one["touch"] for one in found} == wanted
     assert len(found) == len(buys)
+
+
+def test_a_user_who_never_ceases_to_touch_keeps_no_more_touches_than_a_conversion_may_have():
+    topology = with_one(
+        Attribution("out", "touches", 10),
+        Input("touches", key="user", value="ad"),
+        Input("buys", key="user", value="id"),
+    )
+    bench = Bench(topology)
+    sizes = []
+    for n in range(1000):
+        bench.send("touches", {"user": "a", "ad": n, "ts": n * SECOND})
+        bench.watermark(n * SECOND)
+        sizes.append(sum(len(row) for name, row in bench._store.rows.items() if name.startswith(STATE)))
+    assert max(sizes) < 5 * sizes[10]
+    bench.send("buys", {"user": "a", "id": 1, "ts": 1005 * SECOND})
+    bench.watermark(NEVER)
+    assert [(one["conversion"], one["touch"]) for one in bench.lines("out")] == [(1, 999)]
 
 
 def test_deduplicate():

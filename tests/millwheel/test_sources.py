@@ -201,6 +201,24 @@ def test_a_line_from_the_future_moves_no_bound(tmp_path):
         read.read()
 
 
+def test_a_line_that_is_too_long_or_none_is_told_with_its_place_and_what_follows_is_read(tmp_path):
+    read = Read(tmp_path)
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n" + b"x" * (5 << 20) + b"\nno line\n")
+    read.write("a.jsonl", -10)
+    read.clock.advance(1.0)
+    read.source.look()
+    found = []
+    while (one := read.source.read()) is not None:
+        found.append(one)
+    letters = [letter for one in found for letter in one.letters]
+    place = {"injector": "e", "file": str(tmp_path / "a.jsonl")}
+    assert [letter.pop("offset") for letter in letters] == [0, 3, (5 << 20) + 4]
+    assert letters[1] == {**place, "reason": "the line is longer than 4 MiB"}
+    assert [letter.get("line") for letter in letters] == ["{}", None, "no line"]
+    assert sum(len(one.records[0]) for one in found) == 1
+    assert read.bound == 0
+
+
 def test_logs_that_grow_no_more_end(tmp_path):
     read = Read(tmp_path, drain=True, lateness_s=5)
     read.write("a.jsonl", -100)

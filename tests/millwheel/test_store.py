@@ -1,6 +1,7 @@
 """One contract for both stores: whole commits, fenced by the newest claim (paper 5.2, 6.2)."""
 
 import hashlib
+from copy import copy
 
 import pytest
 
@@ -28,7 +29,7 @@ class OnDisk:
         self._work, self._first = work, None
 
     def claim(self, slots=ALL, me=0, workers=1):
-        store = Disk(self._work, self._first)
+        store = Disk(self._work) if self._first is None else copy(self._first)
         self._first = self._first or store
         store.claim(slots, me, workers)
         return store

@@ -169,8 +169,8 @@ def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, phot
     with open("logs/a.jsonl", "ab") as file:
         file.write(b'{"user":"half')
 
-    def looked(order, look=spark.history.run.look):
-        found = look(order)
+    def looked(*given, look=spark.history.run._logs_of):
+        found = look(*given)
         with open("logs/a.jsonl", "ab") as file:
             file.write(b'way","ts":%d,"what":"x"}\n' % old[-1]["ts"])
         write("a.jsonl", late, "ab")
@@ -180,7 +180,7 @@ def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, phot
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr("spark.history.run.look", looked)
+        patched.setattr("spark.history.run._logs_of", looked)
         status, said, errors = photon("millwheel", "history", NAME + "COUNTS", "--out", "old", "--goes-on")
     assert (status, errors) == (0, "")
     assert "low watermark 1970-01-01T" in said
