@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from photon.cli.options import logs_option, path_option
-from photon.connect.importer import fields_of
+from photon.connect.importer import fields_of, side_of_stdin
 from photon.connect.sample import sampled
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
@@ -34,6 +34,7 @@ def command(primary: Sequence[str], foreign: Sequence[str], config: Path) -> int
     """
     if config.exists():
         raise UsageError(f"{config}: is there already; remove it, or name another with --config")
+    side_of_stdin({"primary": primary, "foreign": foreign})
     of_primary, of_foreign = (
         _lines("primary", primary, PRIMARY_LINES),
         _lines("foreign", foreign, FOREIGN_LINES),

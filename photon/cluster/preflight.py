@@ -20,7 +20,7 @@ from photon.connect.uris import is_source, make_sink, make_source
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
-from photon.logs.files import check_patterns, find, glob_matches
+from photon.logs.files import as_glob, check_patterns, find, glob_matches
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
@@ -141,7 +141,7 @@ def check_apart(
 def check_not_matched(patterns: Sequence[str], written: Iterable[Path], by: str) -> None:
     """UsageError if a pattern matches one of the files that are `written`."""
     for pattern in patterns:
-        whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
+        whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else as_glob(pattern)
         for path in written:
             if any(glob_matches(Path(way(whole)).parts, Path(way(path)).parts) for way in _WAYS):
                 raise UsageError(

@@ -35,7 +35,7 @@ from photon.cluster.roles import ROLES
 from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
 from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, REGISTRY, Topology, unplaced
-from photon.connect.importer import STDIN, copy_stdin, follow_stdin, stdin_pattern
+from photon.connect.importer import STDIN, copy_stdin, follow_stdin, side_of_stdin, stdin_pattern
 from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
@@ -357,13 +357,12 @@ def _with_stdin(
 ) -> tuple[list[str], list[str], str | None]:
     """The two with the log files that standard input is copied into in its place; the side that it is."""
     sides = {"primary": list(primary), "foreign": list(foreign)}
-    piped = [side for side, texts in sides.items() for text in texts if text == STDIN]
-    if len(piped) > 1:
-        raise UsageError("standard input (-) can be one of the logs only")
-    for side in piped:
+    piped = side_of_stdin(sides)
+    if piped is not None:
         check_directories((work / _STDIN,))
-        sides[side] = [stdin_pattern(work / _STDIN, side) if one == STDIN else one for one in sides[side]]
-    return sides["primary"], sides["foreign"], next(iter(piped), None)
+        pattern = stdin_pattern(work / _STDIN, piped)
+        sides[piped] = [pattern if one == STDIN else one for one in sides[piped]]
+    return sides["primary"], sides["foreign"], piped
 
 
 def _join(

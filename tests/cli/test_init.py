@@ -1,7 +1,9 @@
 """`photon init` and `photon join --check`: settings for logs that nobody has described."""
 
 import gzip
+import io
 import json
+import os
 import random
 import uuid
 
@@ -162,6 +164,27 @@ def test_what_is_no_json_lines_is_named_with_the_mend(tmp_path, command, text, s
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert said in done.err
     assert not (tmp_path / "x").exists()
+
+
+def test_standard_input_is_looked_at_by_init_and_check_as_any_log(tmp_path, command, refused, monkeypatch):
+    primary, clicks = a_pair(random.Random(3))
+    write_lines(tmp_path / "p.jsonl", primary)
+    config = tmp_path / "photon.toml"
+
+    def piped():
+        lines = b"".join(json.dumps(event).encode() + b"\n" for event in clicks)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+        return "--primary", tmp_path / "p.jsonl", "--foreign", "-"
+
+    assert command("init", *piped(), "--config", config).status == 0
+    checked = command("join", "--check", *piped(), "--config", config)
+    assert checked.status == 0
+    assert checked.out.splitlines()[-1].startswith("200 of 200 foreign events")
+    os.mkfifo(tmp_path / "fifo")
+    said = refused("join", "--check", "--primary", tmp_path / "p.jsonl", "--foreign", tmp_path / "fifo")
+    assert "fifo is a pipe, which can be read once only: pipe it in, and write - for it" in said
+    for asked in (("init", "--config", tmp_path / "x"), ("join", "--check")):
+        assert "standard input (-) can be one" in refused(*asked, "--primary", "-", "--foreign", "-")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
