@@ -67,6 +67,9 @@ class TableSource:
         self._current: tuple[str, Iterator[pa.RecordBatch]] | None = None
         self._row = 0
         self._looked_s = float("-inf")
+        self._closed: dict[str, str] = {}
+        """Directories that can't be looked into, as of the last look, and why."""
+        self._to_tell = ""
 
     def open(self, after: Mapping[str, int], drain: bool) -> None:
         self._after, self._drain = dict(after), drain
@@ -80,17 +83,26 @@ class TableSource:
         if time.monotonic() < self._looked_s + _LOOK_EVERY_S or (self._drain and self._read):
             return
         self._looked_s = time.monotonic()
-        pattern = self._uri.path
-        for path in sorted(matching_files(pattern)) if glob.has_magic(pattern) else [pattern]:
+        pattern, closed = self._uri.path, dict[str, str]()
+        for path in sorted(matching_files(pattern, closed=closed)) if glob.has_magic(pattern) else [pattern]:
             if path not in self._read and os.path.isfile(path):
                 self._read.add(path)
                 self._waiting.append(path)
+        new = [f"{name} cannot be read ({why})" for name, why in closed.items() if name not in self._closed]
+        self._closed = closed
+        if new:
+            self._to_tell = f"{'; '.join(new)}; see to its permissions"
+            if self._drain:
+                raise UsageError(self._to_tell)
 
     def read(self, wait_s: float) -> Sequence[Batch]:
         if self._current is None:
             if not self._waiting:
                 time.sleep(max(0.0, min(wait_s, self._looked_s + _LOOK_EVERY_S - time.monotonic())))
             self._look()
+            if self._to_tell:
+                reason, self._to_tell = self._to_tell, ""
+                raise UnavailableError(reason)
             if not self._waiting:
                 return []
             self._row = 0
@@ -211,11 +223,27 @@ def _parquet_batches(path: str, _: Fields) -> Iterator[pa.RecordBatch]:
 
 
 def _zoned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Timestamps without a zone are UTC's: a time as text must have one."""
+    """Timestamps without a zone, wherever they lie, are UTC's: a time as text must have one. Nanoseconds are
+    cut to microseconds, which is what times are read to."""
     for place, field in enumerate(batch.schema):
-        if pa.types.is_timestamp(field.type) and field.type.tz is None:
-            batch = batch.set_column(place, field.name, pc.assume_timezone(batch.column(place), "UTC"))
+        if (kind := _in_utc(field.type)) != field.type:
+            batch = batch.set_column(place, field.name, batch.column(place).cast(kind, safe=False))
     return batch
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us" if kind.unit == "ns" else kind.unit, kind.tz or "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_in_utc(kind.key_type), _in_utc(kind.item_type))
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return kind
+    within = kind.value_field.with_type(_in_utc(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(within, kind.list_size)
+    return pa.large_list(within) if pa.types.is_large_list(kind) else pa.list_(within)
 
 
 def _lines(batch: pa.RecordBatch) -> bytes:
