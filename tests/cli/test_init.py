@@ -112,6 +112,35 @@ def test_units_of_times_are_told_by_their_size(value, unit):
     assert (found.primary_time.unit if found.primary_time else "") == unit
 
 
+@pytest.mark.parametrize(
+    ("at", "unit"),
+    [
+        ("1763622600", "s"),
+        ("1763622600.25", "s"),
+        ("1763622600000", "ms"),
+        ("1763622600000000", "us"),
+        ("1763622600000000000", "ns"),
+    ],
+)
+def test_times_of_csv_that_are_numbers_are_found_and_what_init_writes_reads_them(tmp_path, command, at, unit):
+    (tmp_path / "q.csv").write_text("qid,seq,at\n" + "".join(f"00{n},{n},{at}\n" for n in range(99)), "utf-8")
+    clicks = "".join(f"c{n},00{n},{at if n else 'n/a'}\n" for n in range(99))
+    (tmp_path / "c.csv").write_text(f"cid,query_qid,clicked_at\n{clicks}", "utf-8")
+    logs = ("--primary", tmp_path / "q.csv", "--foreign", tmp_path / "c.csv")
+    config = tmp_path / "photon.toml"
+    assert command("init", *logs, "--config", config).status == 0
+    settings = load_settings(config)
+    assert (settings.primary.time, settings.primary.time_unit) == ("at", unit)
+    assert (settings.foreign.id, settings.foreign.time, settings.foreign.time_unit) == (
+        "cid",
+        "clicked_at",
+        unit,
+    )
+    checked = command("join", "--check", *logs, "--config", config)
+    assert "98 of 98 foreign events (100.0%)" in checked.out
+    assert guess([{"id": "q", "at": at}], []).primary_time is None, "JSON has numbers for that"
+
+
 def test_where_nothing_fits_nothing_is_claimed():
     found = guess([{"kind": "a"}] * 50, [{"colour": "red"}] * 50)
     assert (found.primary_id, found.foreign_id, found.foreign_primary_id, found.primary_time) == (None,) * 4
