@@ -41,6 +41,7 @@ from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
 from photon.core.fates import Fate
 from photon.core.settings import PIPELINE_ROLES, Settings, load_settings
+from photon.logs.formats import NOT_UTF8
 
 POLL_S: Final = 0.05
 FOLLOWING_S: Final = 1.0
@@ -534,8 +535,11 @@ def _tell_misnamed(display: RunDisplay, letters: Path, summary: Mapping[str, Any
         if files:
             with files[0].open("rb") as file:
                 first = json.loads(file.readline())
-            display.notice(
-                f"no {side} event could be read: {first['file']} at {first['offset']}: {first['reason']}. "
-                f"Name the fields in a photon.toml, [{side}] (`photon init` guesses them), and give it as "
+            mend = (
+                f". Name the fields in a photon.toml, [{side}] (`photon init` guesses them), and give it as "
                 "--config, with another --out"
+            )
+            display.notice(
+                f"no {side} event could be read: {first['file']} at {first['offset']}: {first['reason']}"
+                + ("" if NOT_UTF8 in first["reason"] else mend)
             )

@@ -7,6 +7,7 @@ Parquet keeps its types. Of CSV every value stays the text that it is, so that n
 time, where it is a number, becomes one; what is empty is null.
 """
 
+import codecs
 import csv
 import glob
 import io
@@ -156,12 +157,12 @@ class TableSource:
 
 def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as file:
-        header = _header_of(file, path, delimiter)
+        header, encoding = _header_of(file, path, delimiter)
     convert = pyarrow.csv.ConvertOptions(
         column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
     )
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    read = pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES)
+    read = pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES, encoding=encoding)
     reader = pyarrow.csv.open_csv(path, read_options=read, parse_options=parse, convert_options=convert)
     time = parse_path(fields.time)
     for batch in reader:
@@ -169,12 +170,15 @@ def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.Recor
         yield _with_numbers(batch, time[0]) if numbers else batch
 
 
-def _header_of(file: Any, path: str, delimiter: str) -> list[str]:
-    text = file.read(_HEADER_BYTES).decode("utf-8-sig", "replace")
+def _header_of(file: Any, path: str, delimiter: str) -> tuple[list[str], str]:
+    """The names, and the encoding of the file."""
+    begins = file.read(_HEADER_BYTES)
+    encoding = "utf-16" if begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    text = begins.decode(encoding, "replace")
     first = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
     if not first:
         raise OSError(f"{path} has no header")
-    return first
+    return first, "utf8" if encoding == "utf-8-sig" else encoding
 
 
 def _with_numbers(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:

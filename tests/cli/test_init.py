@@ -10,9 +10,10 @@ import uuid
 import pytest
 import zstandard
 
-from photon.core.settings import load_settings
+from photon.core.settings import Settings, load_settings
 from photon.logs import sample
 from photon.logs.fields import guess
+from photon.logs.formats import json_lines
 from tests.system import join, write_lines
 
 
@@ -173,6 +174,19 @@ def test_what_init_writes_joins_the_logs_and_check_says_so_before(tmp_path, comm
     assert (told["foreign"], told["found"], len(told["pairs"])) == (200, 199, 3)
     summary = join(tmp_path, tmp_path / "out", "--config", config)
     assert (summary["joined"], summary["unjoinable"]) == (199, 1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_named_with_the_mend_by_init_by_check_and_for_each_line(tmp_path, command, encoding):
+    lines = "".join(json.dumps({"id": f"é{n}"}, ensure_ascii=False) + "\n" for n in range(3))
+    (tmp_path / "p.jsonl").write_bytes(lines.encode(encoding))
+    write_lines(tmp_path / "f.jsonl", [{"id": "c", "primary_id": "1", "ts_us": 1}])
+    logs = ("--primary", tmp_path / "p.jsonl", "--foreign", tmp_path / "f.jsonl")
+    mend = "UTF-16, not UTF-8: convert the file, as by iconv -f UTF-16 -t UTF-8"
+    assert f"it is {mend}" in command("init", *logs, "--config", tmp_path / "x").err
+    assert mend in command("join", "--check", *logs).out
+    found = json_lines(Settings()).parse_primary(lines.encode(encoding)).malformed
+    assert [bad.reason for bad in found] == [mend] * 3
 
 
 @pytest.mark.parametrize(

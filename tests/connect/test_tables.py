@@ -51,6 +51,17 @@ def test_csv_keeps_its_text_and_makes_numbers_of_times_alone(tmp_path):
     assert last == {str(path): 1}
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_csv_may_have_a_byte_order_mark(tmp_path, encoding):
+    """As spreadsheets write it."""
+    rows = [{"id": "é", "ts": number} for number in range(70_000)]
+    text = "id,ts\n" + "".join(f"{row['id']},{row['ts']}\n" for row in rows)
+    mark = "\ufeff" if encoding.endswith("be") else ""
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
+        file.write((mark + text).encode(encoding))
+    assert read(tmp_path / "a.csv.gz")[0] == {str(tmp_path / "a.csv.gz"): rows}
+
+
 def test_a_time_that_is_text_stays_so(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("id,ts\n1,2024-05-01T12:00:00Z\n", "utf-8")
