@@ -30,14 +30,13 @@ from photon.cluster.begun import Begun
 from photon.cluster.master import Master
 from photon.cluster.preflight import check_matches
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
-from photon.cluster.topology import network_of
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
 from photon.logs.shares import SLOTS
-from photon.rpc.network import Network
+from photon.rpc.network import Network, network_of
 
 SILENCE_S_MAX: Final = 5.0
 """Of a worker that began: then it is killed."""

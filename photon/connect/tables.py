@@ -26,8 +26,8 @@ import pyarrow.parquet
 
 from photon.connect.ports import Batch, Fields, Loss, State
 from photon.connect.uris import Uri
-from photon.core.columns import parse_path
 from photon.core.errors import UnavailableError, UsageError, first_line
+from photon.core.settings import parse_path
 from photon.logs.files import matching_files
 
 ROWS_MAX: Final = 16_384

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import Field, decoder_of, pack_times, parse_path
+from photon.core.columns import Field, decoder_of, pack_times
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
-from photon.core.settings import Foreign, Primary, Settings
+from photon.core.settings import Foreign, Primary, Settings, parse_path
 
 _ID: Final = Annotated[str, msgspec.Meta(min_length=1)] | int
 _EMPTY_ID: Final = "Expected `str` of length >= 1"
