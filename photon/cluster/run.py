@@ -27,6 +27,7 @@ from photon.cluster.preflight import (
     check_directories,
     check_leaders,
     check_matches,
+    check_reached,
     check_run,
     check_same_run,
 )
@@ -337,6 +338,7 @@ def join(
         for side, patterns in (("primary", primary), ("foreign", foreign)):
             if side != piped and not any(map(is_source, patterns)):
                 check_matches(f"{side} log", patterns)
+        check_reached(settings)
     check_apart(logs, out, work, names, roots)
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)
