@@ -34,6 +34,8 @@ class Master:
         self._statuses: dict[int, dict[str, Any]] = {}
         self._finished: set[int] = set()
         self._ended = False
+        self.notices: list[str] = []
+        """Of workers, as of a log that was cut before it was read; who tells them takes them away."""
 
     @property
     def finished(self) -> bool:
@@ -65,6 +67,9 @@ class Master:
                 self._ended = True
                 self._send_all(links.FINISH, b"")
         else:
+            before = self._statuses.get(said[0], {}).get("notices", ())
+            new = [line for line in said[1]["notices"] if line not in before]
+            self.notices += [f"worker-{said[0]}: {line}" for line in new]
             self._statuses[said[0]] = said[1]
             self._load.report(said[0], Work(*said[1]["work"]))
             if self._stragglers.report(said[0], said[1]["late"]):

@@ -285,9 +285,9 @@ class WheelRun:
             self._wrong = self._machines.wrong
             self._tell(f"workers wait: {self._wrong}" if self._wrong else "workers go on")
         self._supervisor.poll()
-        for notice in self._supervisor.notices:
-            self._tell(notice)
-        self._supervisor.notices.clear()
+        for notices in (self._supervisor.notices, *([self._master.notices] if self._master else ())):
+            while notices:
+                self._tell(notices.pop(0))
         before = time.monotonic()
         for key, events in self._selector.select(_POLL_S):
             if key.data is None:
