@@ -25,8 +25,8 @@ from photon.core.clock import Clock
 from photon.core.columns import count_lines, join_lines, split_ids, split_lines
 from photon.core.disk import storage_errors
 from photon.core.errors import OverloadedError, PhotonError, UnavailableError
-from photon.core.ids import BATCH_IDS_MAX, ID_BYTES
-from photon.core.settings import MIB, Settings
+from photon.core.ids import ID_BYTES
+from photon.core.settings import BATCH_IDS_MAX, MIB, Settings
 from photon.core.status import Notices
 from photon.logs.formats import json_lines
 from photon.logs.writer import RotatingLog

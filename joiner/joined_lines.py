@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from joiner.output_files import LINES, PARQUET
-from photon.core.columns import Column, Field, decoder_of, parse_path
-from photon.core.settings import Settings
+from photon.core.columns import Column, Field, decoder_of
+from photon.core.settings import Settings, parse_path
 from photon.logs.formats import Lines, Malformed, decode, split_chunk
 from photon.logs.parquet import parquet_lines
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from photon.core.columns import count_lines, join_lines, split_ids, split_lines, unpack_times
 from photon.core.errors import UsageError
 from photon.core.fates import JOINED_OF_COMMITTED, JOINED_OF_FOUND, Committed, Found, Joined
-from photon.core.ids import BATCH_IDS_MAX, ID_BYTES
-from photon.core.settings import Joiner
+from photon.core.ids import ID_BYTES
+from photon.core.settings import BATCH_IDS_MAX, Joiner
 
 _WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "ages": 8}
 

@@ -18,9 +18,8 @@ import msgspec
 from millwheel.computation import BatchComputation, Computation, Stream
 from millwheel.errors import TopologyError
 from photon.core.addresses import split_address
-from photon.core.columns import parse_path
 from photon.core.errors import SettingsError
-from photon.core.settings import Tls
+from photon.core.settings import Tls, parse_path
 
 Late = Literal["process", "drop", "dead-letter"]
 Productions = Literal["strong", "weak"]

@@ -34,6 +34,7 @@ from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters
 from photon.core.clock import Clock
 from photon.core.errors import UsageError
+from photon.core.status import Notices
 from photon.core.suspects import Suspects
 from photon.logs.shares import SLOTS
 
@@ -92,6 +93,7 @@ class Worker:
         self._selector = selectors.DefaultSelector()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._news, selectors.EVENT_READ)
+        self._notices = Notices("millwheel")
         self._sources = [self._source(name, set(slots), drain) for name in topology.injectors]
         self._sinks: dict[tuple[str, int], SinkFiles] | None = None
         """None until it may write to them."""
@@ -444,7 +446,7 @@ class Worker:
         late = {source.name: late for source in self._sources if (late := source.late()) is not None}
         told = {"why": why, "late": late, "pid": os.getpid(), "sequencer": self._sequencer}
         told["work"] = Work(self._clock.monotonic(), self._worked, self._spent.tolist())
-        return {**self._wheel.status(), **told}
+        return {**self._wheel.status(), **told, "notices": self._notices.lines()}
 
     # At the start
 
@@ -473,7 +475,7 @@ class Worker:
             self._work / f"unpacked-{self._me}-{number}",
             self._clock,
             self._wake,
-            lambda line: print(f"photon: {line}", flush=True),
+            self._notices.tell,
             counted,
         )
 

@@ -19,10 +19,10 @@ from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt
 from joiner.joined_lines import JoinedDecoder
-from photon.core.columns import pack_times, parse_path
+from photon.core.columns import pack_times
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker
-from photon.core.settings import Settings
+from photon.core.settings import Settings, parse_path
 from photon.logs.files import Chunk, is_object
 from spark.losses import Loss, LostEvents, Survey
 from spark.options import SCAN_TIMEOUT_S

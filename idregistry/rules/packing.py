@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from photon.core.accounts import WINDOW_US, Sum, Tally, grouped, window_of
 from photon.core.columns import hash_ids, split_ids, unpack_times
-from photon.core.ids import BATCH_IDS_MAX, ID_BYTES, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
+from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
+from photon.core.settings import BATCH_IDS_MAX
 
 SUBS: Final = 256
 KEY_BYTES: Final = ID_BYTES - 1

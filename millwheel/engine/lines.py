@@ -10,7 +10,8 @@ import numpy as np
 from millwheel.computation import Times
 from millwheel.engine.records import JSON, MSGPACK, Ext, Records, keyed, made_keys
 from millwheel.topology import WHOLE, Input, Logs
-from photon.core.columns import Column, Field, decoder_of, parse_path
+from photon.core.columns import Column, Field, decoder_of
+from photon.core.settings import parse_path
 from photon.logs.files import Chunk
 from photon.logs.formats import Malformed, events_of, time_type, to_us
 

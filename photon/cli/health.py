@@ -1,4 +1,7 @@
-"""`photon health`: whether a process serves, by gRPC's health service; health checks of containers ask it."""
+"""`photon health`: whether a process serves, by gRPC's health service; health checks of containers ask it.
+
+Every ten seconds, in every pod: so it imports little (tests/cli/test_cli.py).
+"""
 
 from pathlib import Path
 from typing import Final
@@ -8,11 +11,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon.cli.options import config_option
-from photon.cluster.topology import network_of
 from photon.core.addresses import split_address
+from photon.core.errors import UnavailableError
 from photon.core.settings import load_settings
-from photon.rpc.network import Network
-from photon.rpc.servers import to_photon_error
+from photon.rpc.network import Network, failure_of, network_of
 
 TIMEOUT_S: Final = 5.0
 
@@ -41,6 +43,6 @@ def ask_health(network: Network, address: str, timeout_s: float) -> str:
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise to_photon_error(error, address) from error
+            raise UnavailableError(f"{address}: {failure_of(error)}") from error
     status: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     return status.lower().replace("_", " ")

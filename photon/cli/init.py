@@ -7,8 +7,9 @@ from typing import Final
 import click
 
 from photon.cli.options import logs_option, path_option
-from photon.connect.importer import fields_of
+from photon.connect.importer import fields_of, side_of_stdin
 from photon.connect.sample import sampled
+from photon.connect.uris import is_csv
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
 from photon.logs.fields import Found, Guess, guess
@@ -34,11 +35,14 @@ def command(primary: Sequence[str], foreign: Sequence[str], config: Path) -> int
     """
     if config.exists():
         raise UsageError(f"{config}: is there already; remove it, or name another with --config")
+    side_of_stdin({"primary": primary, "foreign": foreign})
     of_primary, of_foreign = (
         _lines("primary", primary, PRIMARY_LINES),
         _lines("foreign", foreign, FOREIGN_LINES),
     )
-    found = guess(of_primary.events, of_foreign.events)
+    # Of CSV every value is text, but for the time that the settings name: there are none yet.
+    texts = [side for side, named in (("primary", primary), ("foreign", foreign)) if any(map(is_csv, named))]
+    found = guess(of_primary.events, of_foreign.events, texts)
     config.write_text(settings_text(found, of_primary, of_foreign), "utf-8")
     told = {
         "primary.id": found.primary_id,

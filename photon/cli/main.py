@@ -10,7 +10,6 @@ from typing import Any, Final
 import click
 
 from photon import __version__
-from photon.core.disk import storage_error
 from photon.core.errors import PhotonError
 
 # name -> (module with a click command called `command`, or its attribute, or one of several; a line of help)
@@ -189,6 +188,10 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         if error.filename is None:
             raise
+        from photon.core.disk import (
+            storage_error,
+        )  # what it needs is needed for nothing else by some commands
+
         failed = storage_error(error, Path(str(error.filename)))
         click.echo(f"photon: {failed}", err=True)
         status = failed.exit_status

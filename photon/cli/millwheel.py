@@ -15,11 +15,11 @@ from millwheel.topology import Late, Unit, load_topology
 from photon.cli.history import history, live_on_spark, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
 from photon.cluster.supervisor import die_with_parent
-from photon.cluster.topology import network_of
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, load_settings
 from photon.core.signals import on_signals
+from photon.rpc.network import network_of
 
 
 @click.group("millwheel")

@@ -10,9 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from photon.cluster.registry_access import Named
 from photon.core.errors import UsageError
-from photon.core.settings import load_settings
 
 _PLAN: Final = "topology.json"
 _CONFIG: Final = "PHOTON_CONFIG"
@@ -94,6 +92,10 @@ def registry_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     def with_options(
         *arguments: Any, work: Path | None, addresses: str | None, config: Path | None, **others: Any
     ) -> _Result:
+        # Here: most commands have other options of this module, and some are to be quick (photon.cli.health).
+        from photon.cluster.registry_access import Named
+        from photon.core.settings import load_settings
+
         if work is not None and config is not None:
             raise UsageError("--work has the settings of its run; leave --config out")
         named = Named(work, addresses, load_settings(config))

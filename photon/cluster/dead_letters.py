@@ -23,10 +23,10 @@ from typing import IO, Any, Final
 import msgspec
 
 from photon.cluster.topology import Topology
-from photon.core.columns import parse_path
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_all
 from photon.core.errors import LockedError, StorageError, UsageError
 from photon.core.fates import LETTER_REASONS, LETTERS, Fate
+from photon.core.settings import parse_path
 
 FATES: Final = [fate.value for fate in Fate if fate in (*LETTERS, Fate.DUPLICATE)]
 """Those that have letters."""

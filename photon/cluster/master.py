@@ -35,6 +35,8 @@ class Master:
         self._finished: set[int] = set()
         self._hot_told: set[tuple[int, str, str]] = set()
         self._ended = False
+        self.notices: list[str] = []
+        """Of workers, as of a log that was cut before it was read; who tells them takes them away."""
 
     @property
     def finished(self) -> bool:
@@ -66,8 +68,12 @@ class Master:
                 self._ended = True
                 self._send_all(links.FINISH, b"")
         else:
+            before = self._statuses.get(said[0], {}).get("notices", ())
+            new = [line for line in said[1]["notices"] if line not in before]
+            self.notices += [f"worker-{said[0]}: {line}" for line in new]
             self._statuses[said[0]] = said[1]
             self._load.report(said[0], Work(*said[1]["work"]))
+            self._note_hot(said[0], said[1]["hot"])
             if self._stragglers.report(said[0], said[1]["late"]):
                 self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
             if kind == links.FINISHED:
@@ -77,15 +83,13 @@ class Master:
         """Where it pays to move slots, and there is more to do."""
         return None if self._ended else self._load.better()
 
-    def notices(self) -> list[str]:
-        """Of workers that are overloaded, for a key that can't be shared: each once."""
-        told = []
-        for worker in self._load.overloaded:
-            hot = self._statuses[worker].get("hot")
-            if hot is not None and (which := (worker, hot["computation"], hot["key"])) not in self._hot_told:
+    def _note_hot(self, worker: int, hot: dict[str, Any] | None) -> None:
+        """If it is overloaded, for a key that can't be shared: each once."""
+        if hot is not None and worker in self._load.overloaded:
+            which = worker, hot["computation"], hot["key"]
+            if which not in self._hot_told:
                 self._hot_told.add(which)
-                told.append(f"worker {worker} is overloaded: {shown_hot(hot)}")
-        return told
+                self.notices.append(f"worker {worker} is overloaded: {shown_hot(hot)}")
 
     def lost(self, link: Link) -> None:
         self._links = {worker: known for worker, known in self._links.items() if known is not link}

@@ -4,6 +4,7 @@ A registry that forgot what it has registered joins it again without a word (inv
 resumed on one that remembers at least what stands in the joined logs.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -16,12 +17,15 @@ from joiner.output_files import same_directory
 from photon.cluster.registry_replicas import members_of
 from photon.cluster.topology import process_name
 from photon.connect.importer import fields_of
+from photon.connect.ports import Reached
 from photon.connect.uris import is_source, make_sink, make_source
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
-from photon.logs.files import check_patterns, find, glob_matches
+from photon.logs.files import as_glob, check_patterns, find, glob_matches
 
+REACH_S: Final = 10.0
+"""A sink is waited for."""
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
 MARK: Final = "run"
@@ -52,6 +56,15 @@ def check_run(
 
         load_adapter(settings.adapter.use)
     return patterns
+
+
+def check_reached(settings: Settings) -> None:
+    """UsageError for a sink that is not there, of those that can say so. A run that ends when all is
+    published would wait for it and fail."""
+    for text in settings.joiner.sinks:
+        with contextlib.closing(make_sink(text, "check")) as sink:
+            if isinstance(sink, Reached):
+                sink.reach(REACH_S)
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -141,7 +154,7 @@ def check_apart(
 def check_not_matched(patterns: Sequence[str], written: Iterable[Path], by: str) -> None:
     """UsageError if a pattern matches one of the files that are `written`."""
     for pattern in patterns:
-        whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
+        whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else as_glob(pattern)
         for path in written:
             if any(glob_matches(Path(way(whole)).parts, Path(way(path)).parts) for way in _WAYS):
                 raise UsageError(

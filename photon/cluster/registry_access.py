@@ -19,10 +19,11 @@ import click
 from photon.cluster.local_cluster import LocalCluster, on_free_ports, placed
 from photon.cluster.registry_replicas import members_of
 from photon.cluster.supervisor import FreshLauncher
-from photon.cluster.topology import Topology, network_of, read_topology
+from photon.cluster.topology import Topology, read_topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, UnavailableError, UsageError
 from photon.core.settings import Metrics, Settings
+from photon.rpc.network import network_of
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryAt

@@ -27,6 +27,7 @@ from photon.cluster.preflight import (
     check_directories,
     check_leaders,
     check_matches,
+    check_reached,
     check_run,
     check_same_run,
 )
@@ -35,12 +36,13 @@ from photon.cluster.roles import ROLES
 from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
 from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, REGISTRY, Topology, unplaced
-from photon.connect.importer import STDIN, copy_stdin, follow_stdin, stdin_pattern
+from photon.connect.importer import STDIN, copy_stdin, follow_stdin, side_of_stdin, stdin_pattern
 from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
 from photon.core.fates import Fate
 from photon.core.settings import PIPELINE_ROLES, Settings, load_settings
+from photon.logs.formats import NOT_UTF8
 
 POLL_S: Final = 0.05
 FOLLOWING_S: Final = 1.0
@@ -336,6 +338,7 @@ def join(
         for side, patterns in (("primary", primary), ("foreign", foreign)):
             if side != piped and not any(map(is_source, patterns)):
                 check_matches(f"{side} log", patterns)
+        check_reached(settings)
     check_apart(logs, out, work, names, roots)
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)
@@ -357,13 +360,12 @@ def _with_stdin(
 ) -> tuple[list[str], list[str], str | None]:
     """The two with the log files that standard input is copied into in its place; the side that it is."""
     sides = {"primary": list(primary), "foreign": list(foreign)}
-    piped = [side for side, texts in sides.items() for text in texts if text == STDIN]
-    if len(piped) > 1:
-        raise UsageError("standard input (-) can be one of the logs only")
-    for side in piped:
+    piped = side_of_stdin(sides)
+    if piped is not None:
         check_directories((work / _STDIN,))
-        sides[side] = [stdin_pattern(work / _STDIN, side) if one == STDIN else one for one in sides[side]]
-    return sides["primary"], sides["foreign"], next(iter(piped), None)
+        pattern = stdin_pattern(work / _STDIN, piped)
+        sides[piped] = [pattern if one == STDIN else one for one in sides[piped]]
+    return sides["primary"], sides["foreign"], piped
 
 
 def _join(
@@ -535,8 +537,11 @@ def _tell_misnamed(display: RunDisplay, letters: Path, summary: Mapping[str, Any
         if files:
             with files[0].open("rb") as file:
                 first = json.loads(file.readline())
-            display.notice(
-                f"no {side} event could be read: {first['file']} at {first['offset']}: {first['reason']}. "
-                f"Name the fields in a photon.toml, [{side}] (`photon init` guesses them), and give it as "
+            mend = (
+                f". Name the fields in a photon.toml, [{side}] (`photon init` guesses them), and give it as "
                 "--config, with another --out"
+            )
+            display.notice(
+                f"no {side} event could be read: {first['file']} at {first['offset']}: {first['reason']}"
+                + ("" if NOT_UTF8 in first["reason"] else mend)
             )

@@ -86,12 +86,17 @@ def _directory(directory: Status) -> list[str]:
         shown.append(f"replacing {replacing[0]} by {replacing[1]}")
     for name, held_s in directory["holding"].items():
         if held_s > _HELD_S:
-            shown.append(f"nothing is forgotten for {name}, {held_s / 86_400:.0f} days by now")
+            shown.append(f"for {name} {_longer(held_s)}")
     return shown
 
 
 _HELD_S: Final = 7 * 86_400
-"""A boundary that moves neither with the clocks nor with newer events for so long wants a person."""
+"""A boundary that is so far behind, by event times, wants a person."""
+
+
+def _longer(held_s: float) -> str:
+    """Of a new registry, too, whose events are old."""
+    return f"ids are kept {held_s / 86_400:,.0f} days longer than registry.retention_days"
 
 
 def _shards(shards: Iterable[Status]) -> list[str]:
@@ -101,7 +106,7 @@ def _shards(shards: Iterable[Status]) -> list[str]:
         if not shard["has_quorum"]:
             line += ", NO QUORUM"
         if (held_s := shard["boundary_held_s"]) > _HELD_S:
-            line += f", has forgotten nothing for {held_s / 86_400:.0f} days"
+            line += f", {_longer(held_s)}"
         shown.append(line)
     return shown
 

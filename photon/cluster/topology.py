@@ -33,7 +33,7 @@ from photon.core.settings import (
     parse_settings,
     reading_fingerprint,
 )
-from photon.rpc.network import Network, load_tls
+from photon.rpc.network import Network, network_of
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
 REGISTRY: Final = "registry"
@@ -268,17 +268,6 @@ def unplaced(
 def absolute(path: str) -> str:
     """Also of a pattern; `..` and links stay as they are, and so does a URI."""
     return path if "://" in path else str(Path.cwd() / path)
-
-
-def network_of(settings: Settings, datacenter: str = "") -> Network:
-    """As a process in the datacenter, or in none, sees it. SettingsError for TLS files that can't be used."""
-    files, own = settings.tls, settings.network
-    tls = None
-    if files.cert:
-        # Absolute: a network may be sent to processes that run elsewhere.
-        cert, key, ca = (Path(file).absolute() for file in (files.cert, files.key, files.ca))
-        tls = load_tls(cert, key, ca, files.name)
-    return Network(tls, settings.via.get(datacenter, {}), own.bind, own.insecure_beyond_loopback)
 
 
 def write_topology(topology: Topology, path: Path) -> None:

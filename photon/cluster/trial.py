@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from photon.connect.importer import fields_of
+from photon.connect.importer import fields_of, side_of_stdin
 from photon.connect.sample import sampled
 from photon.core.columns import split_ids
 from photon.core.settings import Settings
@@ -36,6 +36,7 @@ def try_join(settings: Settings, primary: Sequence[str], foreign: Sequence[str])
 
     UsageError where a side has no file; UnavailableError, StorageError.
     """
+    side_of_stdin({"primary": primary, "foreign": foreign})
     fields = fields_of(settings, "primary"), fields_of(settings, "foreign")
     with sampled(primary, fields[0], RECORDS_MAX) as first, sampled(foreign, fields[1], EVENTS_MAX) as second:
         trial = _try(settings, first.patterns, second.patterns)

@@ -30,14 +30,13 @@ from photon.cluster.begun import Begun
 from photon.cluster.master import Master
 from photon.cluster.preflight import check_matches
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
-from photon.cluster.topology import network_of
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
 from photon.logs.shares import SLOTS
-from photon.rpc.network import Network
+from photon.rpc.network import Network, network_of
 
 SILENCE_S_MAX: Final = 5.0
 """Of a worker that began: then it is killed."""
@@ -286,11 +285,9 @@ class WheelRun:
             self._wrong = self._machines.wrong
             self._tell(f"workers wait: {self._wrong}" if self._wrong else "workers go on")
         self._supervisor.poll()
-        for notice in self._supervisor.notices:
-            self._tell(notice)
-        self._supervisor.notices.clear()
-        for notice in [] if self._master is None else self._master.notices():
-            self._tell(notice)
+        for notices in (self._supervisor.notices, *([self._master.notices] if self._master else ())):
+            while notices:
+                self._tell(notices.pop(0))
         before = time.monotonic()
         for key, events in self._selector.select(_POLL_S):
             if key.data is None:

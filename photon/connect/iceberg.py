@@ -6,6 +6,7 @@ one fails, and the property tells what became of a commit whose answer was lost,
 expired.
 """
 
+import threading
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from pyiceberg.exceptions import (
 
 from photon.connect.ports import Guarantee
 from photon.connect.uris import Uri, batching, in_words
-from photon.core.errors import UsageError
+from photon.core.errors import UsageError, first_line
 from photon.logs.parquet import rows_of, schema_of
 from photon.logs.writer import LogPosition
 
@@ -56,6 +57,28 @@ class IcebergSink:
         self._properties = given
         self._catalog: Any = None
         self._table: Any = None
+
+    def reach(self, wait_s: float) -> None:
+        """As photon.connect.ports.Reached. A thread that still waits for an answer is left to end with the
+        process."""
+        wrong: list[str] = []
+
+        def load() -> None:
+            try:
+                load_catalog(self._uri.place, **self._properties)
+            except Exception as error:
+                wrong.append(first_line(error))
+
+        asking = threading.Thread(target=load, name="reach", daemon=True)
+        asking.start()
+        asking.join(wait_s)
+        if asking.is_alive():
+            wrong.append(f"no answer within {wait_s:g} s")
+        if wrong:
+            raise UsageError(
+                f"{self._uri.shown}: the catalog '{self._uri.place}' can't be reached; see to `uri` and "
+                f"`type` among the sink's options or in pyiceberg's configuration: {wrong[0]}"
+            )
 
     def open(self) -> LogPosition | None:
         try:

@@ -388,6 +388,14 @@ STDIN: Final = "-"
 _READ_BYTES: Final = 1 << 20
 
 
+def side_of_stdin(sides: Mapping[str, Sequence[str]]) -> str | None:
+    """The one that it is, of the sources of each. UsageError where it is more than one."""
+    piped = [side for side, texts in sides.items() for text in texts if text == STDIN]
+    if len(piped) > 1:
+        raise UsageError("standard input (-) can be one of the logs only")
+    return next(iter(piped), None)
+
+
 def stdin_pattern(directory: Path, side: str) -> str:
     """Of the log files that standard input is copied into."""
     return str(directory / f"stdin-{side}-*.jsonl")

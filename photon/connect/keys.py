@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from photon.core.columns import Field, decoder_of, parse_path, split_lines
+from photon.core.columns import Field, decoder_of, split_lines
+from photon.core.settings import parse_path
 
 Columns = dict[str, list[Any]]
 

@@ -8,7 +8,7 @@ the joined log, and tells after any crash up to where it has them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from photon.logs.writer import LogPosition
 
@@ -127,3 +127,12 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Reached(Protocol):
+    """A sink that can say whether it is there, and changes nothing by that: nobody is shut out."""
+
+    def reach(self, wait_s: float) -> None:
+        """UsageError, with the mend, where it does not answer in that time."""
+        ...

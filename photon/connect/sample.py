@@ -1,12 +1,15 @@
 """The first records of sources, as log files that last as long as they are looked at."""
 
 import contextlib
+import itertools
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from photon.connect.importer import STDIN
 from photon.connect.ports import Fields, State
 from photon.connect.uris import is_source, make_source
 
@@ -27,13 +30,23 @@ def sampled(texts: Sequence[str], fields: Fields, records_max: int) -> Iterator[
     with tempfile.TemporaryDirectory(prefix="photon-sample-") as directory:
         patterns, whole = [], True
         for number, text in enumerate(texts):
-            if is_source(text):
-                path = Path(directory, f"{number}.jsonl")
+            path = Path(directory, f"{number}.jsonl")
+            if text == STDIN:
+                whole &= _copy_stdin(records_max, path)
+                patterns.append(str(path))
+            elif is_source(text):
                 whole &= _copy(text, fields, records_max, path)
                 patterns.append(str(path))
             else:
                 patterns.append(text)
         yield Sampled(patterns, whole)
+
+
+def _copy_stdin(lines_max: int, path: Path) -> bool:
+    """Whether that is all."""
+    lines = list(itertools.islice(sys.stdin.buffer, lines_max))
+    path.write_bytes(b"".join(lines))
+    return len(lines) < lines_max
 
 
 def _copy(text: str, fields: Fields, records_max: int, path: Path) -> bool:

@@ -7,6 +7,7 @@ Parquet keeps its types. Of CSV every value stays the text that it is, so that n
 time, where it is a number, becomes one; what is empty is null.
 """
 
+import codecs
 import csv
 import glob
 import io
@@ -25,8 +26,8 @@ import pyarrow.parquet
 
 from photon.connect.ports import Batch, Fields, Loss, State
 from photon.connect.uris import Uri
-from photon.core.columns import parse_path
 from photon.core.errors import UnavailableError, UsageError, first_line
+from photon.core.settings import parse_path
 from photon.logs.files import matching_files
 
 ROWS_MAX: Final = 16_384
@@ -67,6 +68,9 @@ class TableSource:
         self._current: tuple[str, Iterator[pa.RecordBatch]] | None = None
         self._row = 0
         self._looked_s = float("-inf")
+        self._closed: dict[str, str] = {}
+        """Directories that can't be looked into, as of the last look, and why."""
+        self._to_tell = ""
 
     def open(self, after: Mapping[str, int], drain: bool) -> None:
         self._after, self._drain = dict(after), drain
@@ -80,17 +84,26 @@ class TableSource:
         if time.monotonic() < self._looked_s + _LOOK_EVERY_S or (self._drain and self._read):
             return
         self._looked_s = time.monotonic()
-        pattern = self._uri.path
-        for path in sorted(matching_files(pattern)) if glob.has_magic(pattern) else [pattern]:
+        pattern, closed = self._uri.path, dict[str, str]()
+        for path in sorted(matching_files(pattern, closed=closed)) if glob.has_magic(pattern) else [pattern]:
             if path not in self._read and os.path.isfile(path):
                 self._read.add(path)
                 self._waiting.append(path)
+        new = [f"{name} cannot be read ({why})" for name, why in closed.items() if name not in self._closed]
+        self._closed = closed
+        if new:
+            self._to_tell = f"{'; '.join(new)}; see to its permissions"
+            if self._drain:
+                raise UsageError(self._to_tell)
 
     def read(self, wait_s: float) -> Sequence[Batch]:
         if self._current is None:
             if not self._waiting:
                 time.sleep(max(0.0, min(wait_s, self._looked_s + _LOOK_EVERY_S - time.monotonic())))
             self._look()
+            if self._to_tell:
+                reason, self._to_tell = self._to_tell, ""
+                raise UnavailableError(reason)
             if not self._waiting:
                 return []
             self._row = 0
@@ -144,12 +157,12 @@ class TableSource:
 
 def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as file:
-        header = _header_of(file, path, delimiter)
+        header, encoding = _header_of(file, path, delimiter)
     convert = pyarrow.csv.ConvertOptions(
         column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
     )
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    read = pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES)
+    read = pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES, encoding=encoding)
     reader = pyarrow.csv.open_csv(path, read_options=read, parse_options=parse, convert_options=convert)
     time = parse_path(fields.time)
     for batch in reader:
@@ -157,12 +170,15 @@ def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.Recor
         yield _with_numbers(batch, time[0]) if numbers else batch
 
 
-def _header_of(file: Any, path: str, delimiter: str) -> list[str]:
-    text = file.read(_HEADER_BYTES).decode("utf-8-sig", "replace")
+def _header_of(file: Any, path: str, delimiter: str) -> tuple[list[str], str]:
+    """The names, and the encoding of the file."""
+    begins = file.read(_HEADER_BYTES)
+    encoding = "utf-16" if begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    text = begins.decode(encoding, "replace")
     first = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
     if not first:
         raise OSError(f"{path} has no header")
-    return first
+    return first, "utf8" if encoding == "utf-8-sig" else encoding
 
 
 def _with_numbers(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
@@ -211,11 +227,27 @@ def _parquet_batches(path: str, _: Fields) -> Iterator[pa.RecordBatch]:
 
 
 def _zoned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Timestamps without a zone are UTC's: a time as text must have one."""
+    """Timestamps without a zone, wherever they lie, are UTC's: a time as text must have one. Nanoseconds are
+    cut to microseconds, which is what times are read to."""
     for place, field in enumerate(batch.schema):
-        if pa.types.is_timestamp(field.type) and field.type.tz is None:
-            batch = batch.set_column(place, field.name, pc.assume_timezone(batch.column(place), "UTC"))
+        if (kind := _in_utc(field.type)) != field.type:
+            batch = batch.set_column(place, field.name, batch.column(place).cast(kind, safe=False))
     return batch
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us" if kind.unit == "ns" else kind.unit, kind.tz or "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_in_utc(kind.key_type), _in_utc(kind.item_type))
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return kind
+    within = kind.value_field.with_type(_in_utc(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(within, kind.list_size)
+    return pa.large_list(within) if pa.types.is_large_list(kind) else pa.list_(within)
 
 
 def _lines(batch: pa.RecordBatch) -> bytes:

@@ -113,6 +113,10 @@ def is_known_source(text: str) -> bool:
     return is_source(text) and parse_uri(text).scheme in _schemes("source")
 
 
+def is_csv(text: str) -> bool:
+    return is_source(text) and parse_uri(text).scheme == "csv"
+
+
 def parse_uri(text: str) -> Uri:
     """UsageError where it is none."""
     table = _table(text)

@@ -83,7 +83,6 @@ def hash_ids(ids: bytes) -> npt.NDArray[np.uint64]:
 Column = Callable[[Sequence[Any]], list[Any]]
 """N events -> their N values of one field."""
 
-_DOT: Final = "\0"  # in no setting
 # Half of what attrgetter takes, for what most logs have: fields of the event itself.
 _OF_THE_EVENT: Final[tuple[Column, ...]] = (
     lambda events: [event.f0 for event in events],
@@ -99,16 +98,6 @@ class Field:
     path: tuple[str, ...]
     type: Any
     optional: bool = False
-
-
-def parse_path(text: str) -> tuple[str, ...]:
-    """SettingsError for a path with an empty part."""
-    parts = tuple(part.replace(_DOT, ".") for part in text.replace("..", _DOT).split("."))
-    if "" in parts:
-        raise SettingsError(
-            f"field path '{text}' has an empty part; write 'object.field', and two dots for a dot in a name"
-        )
-    return parts
 
 
 def decoder_of(label: str, fields: Mapping[str, Field]) -> tuple[Any, dict[str, Column]]:

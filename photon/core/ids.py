@@ -27,8 +27,6 @@ import numpy as np
 import numpy.typing as npt
 
 ID_BYTES: Final = 16
-BATCH_IDS_MAX: Final = 65_536
-"""Ids in one request, to whatever role."""
 DEFAULT_KEY: Final = b"photon"
 
 _SERVER_CACHE_MAX: Final = 65_536

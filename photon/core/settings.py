@@ -18,9 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from photon.core.columns import parse_path
 from photon.core.errors import SettingsError
-from photon.core.ids import BATCH_IDS_MAX
 
 MAIN_SET: Final = "main"
 """The set of registry replicas that has the directory (idregistry.rules.sharding)."""
@@ -28,6 +26,9 @@ TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")
 
 MIB: Final = 1 << 20
+BATCH_IDS_MAX: Final = 65_536
+"""Ids in one request, to whatever role."""
+_DOT: Final = "\0"  # in no setting
 
 _TYPE_NAMES: Final = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
@@ -430,6 +431,16 @@ def _check_together(settings: Settings, source: str) -> None:
     _check_paths(names, settings.adapter.field, source)
     if len(settings.ids.key.encode()) > 64:
         raise SettingsError(f"{source}: 'ids.key' must be at most 64 bytes")
+
+
+def parse_path(text: str) -> tuple[str, ...]:
+    """What a setting says of where a field is (photon.core.columns). SettingsError for an empty part."""
+    parts = tuple(part.replace(_DOT, ".") for part in text.replace("..", _DOT).split("."))
+    if "" in parts:
+        raise SettingsError(
+            f"field path '{text}' has an empty part; write 'object.field', and two dots for a dot in a name"
+        )
+    return parts
 
 
 def _check_paths(names: Mapping[str, str], field_name: str, source: str) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from joiner.joined_lines import ID, JoinedDecoder, blocks_of, inside, joined_files
-from photon.core.columns import Field, parse_path
+from photon.core.columns import Field
 from photon.core.errors import PhotonError, UsageError
-from photon.core.settings import Settings
+from photon.core.settings import Settings, parse_path
 
 EVERY_S: Final = 3.0
 SHARE: Final = 0.1

@@ -5,7 +5,7 @@ what the foreign lines name is in the primary lines. Their names decide between 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ _UNITS_FROM: Final = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8))
 """From which size on a number is a time of this unit: from 1973 on, for a thousand times as long."""
 _ID_NAME: Final = re.compile(r"(^|[^a-z])(u?u?id|guid|key)$|[a-z]I[dD]$", re.IGNORECASE)
 _TIME_NAME: Final = re.compile(r"time|date|ts|_at$|when|stamp", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"\s*\+?\d+(\.\d*)?\s*", re.ASCII)
 _AWARE: Final = time_type(RFC3339)
 
 Values = dict[str, list[Any]]
@@ -76,9 +77,16 @@ def _fields(event: Mapping[str, Any], before: str, depth: int) -> Iterator[tuple
             yield path, value
 
 
-def guess(primary: Sequence[Mapping[str, Any]], foreign: Sequence[Mapping[str, Any]]) -> Guess:
-    """Of sample lines of both sides, decoded."""
+def guess(
+    primary: Sequence[Mapping[str, Any]],
+    foreign: Sequence[Mapping[str, Any]],
+    texts: Collection[str] = (),
+) -> Guess:
+    """Of sample lines of both sides, decoded. `texts`: sides whose times may be numbers written as text."""
     ours, theirs = values_of(primary), values_of(foreign)
+    our_times, their_times = (
+        _times_of(of, side in texts) for of, side in ((ours, "primary"), (theirs, "foreign"))
+    )
     ids = {path: {*_ids_in(values)} for path, values in ours.items() if _is_id(values, len(primary))}
     named = {path: {*found} for path, values in theirs.items() if (found := _ids_in(values))}
     pairs = sorted(
@@ -97,10 +105,10 @@ def guess(primary: Sequence[Mapping[str, Any]], foreign: Sequence[Mapping[str, A
         reference = Found(path, f"{hits:,} of {count:,} values are a primary event's {of}", sure)
     return Guess(
         primary_id,
-        _time(ours, len(primary)),
-        _own_id(theirs, len(foreign), reference.path if reference else ""),
+        _time(ours, our_times, len(primary)),
+        _own_id(theirs, their_times, len(foreign), reference.path if reference else ""),
         reference,
-        _time(theirs, len(foreign)),
+        _time(theirs, their_times, len(foreign)),
         {"primary": [*ours], "foreign": [*theirs]},
     )
 
@@ -139,9 +147,9 @@ def _alike(path: str, of: str) -> int:
     return 1 if _ID_NAME.search(path) or "primary" in name else 0
 
 
-def _own_id(theirs: Values, lines: int, reference: str) -> Found | None:
+def _own_id(theirs: Values, times: Mapping[str, str], lines: int, reference: str) -> Found | None:
     fit = [path for path, values in theirs.items() if path != reference and _is_id(values, lines)]
-    fit = [path for path in fit if not (_times(theirs[path]) and not _ID_NAME.search(path))]
+    fit = [path for path in fit if not (path in times and not _ID_NAME.search(path))]
     fit.sort(key=lambda path: (not _ID_NAME.search(path), path.count("."), len(path)))
     if not fit:
         return None
@@ -150,12 +158,13 @@ def _own_id(theirs: Values, lines: int, reference: str) -> Found | None:
     return Found(fit[0], why, bool(_ID_NAME.search(fit[0])) and not others)
 
 
-def _time(fields: Values, lines: int) -> Found | None:
-    fit = {
-        path: unit
-        for path, values in fields.items()
-        if len(values) >= MOSTLY * lines and (unit := _times(values))
-    }
+def _times_of(fields: Values, in_text: bool) -> dict[str, str]:
+    """Fields that can be times -> their units."""
+    return {path: unit for path, values in fields.items() if (unit := _times(values, in_text))}
+
+
+def _time(fields: Values, times: Mapping[str, str], lines: int) -> Found | None:
+    fit = {path: unit for path, unit in times.items() if len(fields[path]) >= MOSTLY * lines}
     by_name = sorted(fit, key=lambda path: (not _TIME_NAME.search(path), path.count("."), len(path)))
     if not by_name:
         return None
@@ -164,12 +173,14 @@ def _time(fields: Values, lines: int) -> Found | None:
     return Found(path, why, bool(_TIME_NAME.search(path)) and not others, fit[path])
 
 
-def _times(values: Sequence[Any]) -> str:
+def _times(values: Sequence[Any], in_text: bool) -> str:
     """Their unit, if they can be times, but for a bad one here and there; else empty."""
     enough = MOSTLY * len(values)
     if sum(map(_is_aware, values)) >= enough:
         return RFC3339
     numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    if in_text:
+        numbers += [float(one) for one in values if isinstance(one, str) and _NUMBER.fullmatch(one)]
     if not numbers or len(numbers) < enough:
         return ""
     middle = float(np.median(np.array(numbers, np.float64)))

@@ -186,9 +186,25 @@ def _long_line(fd: int, offset: int, data: bytes, chunk_bytes: int, line_bytes_m
 _ANY_DEPTH: Final = "**"
 
 
+def as_glob(pattern: str) -> str:
+    """The same, where what leads to the files, or is one, has brackets in its name: these are escaped.
+
+    A part without `*` and `?` that is there by its very name means that.
+    """
+    parts = list(Path(pattern).parts) if "[" in pattern else []
+    for n, part in enumerate(parts):
+        if not glob.has_magic(part):
+            continue
+        above = [named.replace("[[]", "[") for named in parts[:n]]
+        if "*" in part or "?" in part or not os.path.lexists(os.path.join(*above, part)):
+            break
+        parts[n] = glob.escape(part)
+    return str(Path(*parts)) if parts else pattern
+
+
 def check_patterns(patterns: Sequence[str]) -> None:
     """UsageError if a pattern can't ever match: its fixed leading directory is not there, or not for us."""
-    for pattern in patterns:
+    for pattern in map(as_glob, patterns):
         fixed = Path(pattern) if not glob.has_magic(pattern) else Path(_fixed_part(pattern))
         try:
             is_there = fixed.exists()
@@ -197,6 +213,10 @@ def check_patterns(patterns: Sequence[str]) -> None:
                 f"{fixed} cannot be looked at ({error.strerror}, from '{pattern}'); see to the permissions "
                 "of the directories above it"
             ) from error
+        if is_there and stat.S_ISFIFO(fixed.stat().st_mode):
+            raise UsageError(
+                f"{fixed} is a pipe, which can be read once only: pipe it in, and write - for it"
+            )
         if not is_there:
             kind = "file or directory" if not glob.has_magic(pattern) else "directory"
             raise UsageError(f"no such {kind}: {fixed} (from '{pattern}'); check the path or create it first")
@@ -210,8 +230,7 @@ def matching_files(
     `directories` gets those in which more may appear: all that were listed, or should have been. `closed`
     gets those that can't be listed or entered, and why: what is in them is not named.
     """
-    if os.path.isdir(pattern):
-        pattern = str(Path(glob.escape(pattern)) / "*")
+    pattern = str(Path(glob.escape(pattern)) / "*") if os.path.isdir(pattern) else as_glob(pattern)
     parts = Path(pattern).parts
     visited = set() if directories is None else directories
     refused = {} if closed is None else closed
@@ -242,7 +261,7 @@ def named_files(patterns: Sequence[str]) -> list[str]:
 def may_match(patterns: Sequence[str], name: str) -> bool:
     """Whether a file of this name (its last part) can be what one of the patterns means."""
     for pattern in patterns:
-        last = os.path.basename(pattern)
+        last = os.path.basename(as_glob(pattern))
         if last in ("", _ANY_DEPTH) or os.path.isdir(pattern) or fnmatch.fnmatchcase(name, last):
             return True
     return False

@@ -16,15 +16,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import Field, decoder_of, pack_times, parse_path
+from photon.core.columns import Field, decoder_of, pack_times
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
-from photon.core.settings import Foreign, Primary, Settings
+from photon.core.settings import Foreign, Primary, Settings, parse_path
 
 _ID: Final = Annotated[str, msgspec.Meta(min_length=1)] | int
 _EMPTY_ID: Final = "Expected `str` of length >= 1"
 _BRACES: Final = b"{}"
 _BLANK: Final = b" \t\n\r\v\f\0"
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
+IS_UTF16: Final = re.compile(rb"\xff\xfe|\xfe\xff|\0?\{\0")
+"""Begins what has a byte order mark of it, and each line, whose first NUL may be taken for white space."""
+NOT_UTF8: Final = "not UTF-8"
+UTF16: Final = f"UTF-16, {NOT_UTF8}: convert the file, as by iconv -f UTF-16 -t UTF-8"
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
 """The group: half of a surrogate pair that stands alone."""
 _PLACE: Final = re.compile(r" - at `\$\[[^\]]*\]\.?(.*)`$")
@@ -260,8 +264,10 @@ def _check_text(text: bytes) -> None:
 
 
 def _reason(error: Exception, line: bytes) -> str:
+    if IS_UTF16.match(line):
+        return UTF16
     if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+        return f"{NOT_UTF8}: byte 0x{error.object[error.start]:02x} at {error.start}"
     lone = next(filter(None, (escape[1] for escape in _ESCAPE.finditer(line))), None)
     if lone is not None and not isinstance(error, msgspec.ValidationError):
         return f"not a valid event: \\{lone.decode('utf-8', 'replace')} is half a character, which is no text"

@@ -12,7 +12,7 @@ import zstandard
 
 from photon.core.errors import StorageError, UsageError
 from photon.logs.files import named_files
-from photon.logs.formats import split_chunk
+from photon.logs.formats import IS_UTF16, UTF16, split_chunk
 from photon.logs.packed import is_packed, unpacked
 
 STEP_BYTES: Final = 4 << 20
@@ -98,6 +98,8 @@ def no_json_lines(first: bytes) -> str:
     """What a file that begins so is, and how it becomes JSON lines, where that can be told."""
     text = first.lstrip()
     line = text.partition(b"\n")[0].strip()
+    if IS_UTF16.match(first):
+        return f"it is {UTF16}"
     if line == b"{":
         return "it is JSON over several lines; make a line of each object: jq -c . FILE"
     if text.startswith(b"["):

@@ -29,6 +29,7 @@ import grpc
 
 from photon.core.addresses import joined, parts, split
 from photon.core.errors import SettingsError, UsageError
+from photon.core.settings import Settings
 
 EXPIRES_SOON_S: Final = 14 * 86_400.0
 """A certificate that ends within so long is complained of."""
@@ -334,6 +335,17 @@ class Network:
         """The same as in `open`, for a link that is not gRPC's."""
         there = self.via.get(joined(host, port))
         return (host, port) if there is None else split(there)
+
+
+def network_of(settings: Settings, datacenter: str = "") -> Network:
+    """As a process in the datacenter, or in none, sees it. SettingsError for TLS files that can't be used."""
+    files, own = settings.tls, settings.network
+    tls = None
+    if files.cert:
+        # Absolute: a network may be sent to processes that run elsewhere.
+        cert, key, ca = (Path(file).absolute() for file in (files.cert, files.key, files.ca))
+        tls = load_tls(cert, key, ca, files.name)
+    return Network(tls, settings.via.get(datacenter, {}), own.bind, own.insecure_beyond_loopback)
 
 
 def _credentials(tls: Tls) -> tuple[grpc.ServerCredentials, grpc.ChannelCredentials]:

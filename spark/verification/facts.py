@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from joiner.joined_lines import ID, JoinedDecoder
-from photon.core.columns import Field, decoder_of, join_lines, parse_path
+from photon.core.columns import Field, decoder_of, join_lines
 from photon.core.fates import Fate
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
-from photon.core.settings import Settings
+from photon.core.settings import Settings, parse_path
 from photon.logs.files import Chunk
 from photon.logs.formats import JsonLines, Lines, decode, event_times, split_chunk, time_type
 from spark.reading.lines import LogSet, Parse, fixed_binary, for_joined

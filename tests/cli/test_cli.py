@@ -106,6 +106,23 @@ def test_the_health_of_a_port_that_there_can_not_be_is_not_asked(refused, port):
     assert re.search(r"ADDRESS: .* is no address: give HOST:PORT", refused("health", port, "--timeout", "1"))
 
 
+def test_a_health_check_imports_nothing_that_works_on_events(tmp_path):
+    """Each pod runs one every ten seconds."""
+    (tmp_path / "photon.toml").write_text("[registry]\nshards = 2\n")
+    script = (
+        "import sys; from photon.cli.main import photon;"
+        f"photon(['health', '127.0.0.1:1', '--config', {str(tmp_path / 'photon.toml')!r}],"
+        " standalone_mode=False)"
+    )
+    code = f"try:\n    {script}\nexcept Exception as error:\n    print(error, *sys.modules, sep='\\n')"
+    said, *loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert said.startswith("127.0.0.1:1: ")
+    heavy = {"numpy", "pyarrow", "lmdb", "photon.cluster", "photon.rpc.servers"}
+    assert heavy.intersection(loaded) == set()
+
+
 def test_help_lists_the_commands(command):
     done = command("--help")
     assert done.status == 0

@@ -1,16 +1,19 @@
 """`photon init` and `photon join --check`: settings for logs that nobody has described."""
 
 import gzip
+import io
 import json
+import os
 import random
 import uuid
 
 import pytest
 import zstandard
 
-from photon.core.settings import load_settings
+from photon.core.settings import Settings, load_settings
 from photon.logs import sample
 from photon.logs.fields import guess
+from photon.logs.formats import json_lines
 from tests.system import join, write_lines
 
 
@@ -110,6 +113,35 @@ def test_units_of_times_are_told_by_their_size(value, unit):
     assert (found.primary_time.unit if found.primary_time else "") == unit
 
 
+@pytest.mark.parametrize(
+    ("at", "unit"),
+    [
+        ("1763622600", "s"),
+        ("1763622600.25", "s"),
+        ("1763622600000", "ms"),
+        ("1763622600000000", "us"),
+        ("1763622600000000000", "ns"),
+    ],
+)
+def test_times_of_csv_that_are_numbers_are_found_and_what_init_writes_reads_them(tmp_path, command, at, unit):
+    (tmp_path / "q.csv").write_text("qid,seq,at\n" + "".join(f"00{n},{n},{at}\n" for n in range(99)), "utf-8")
+    clicks = "".join(f"c{n},00{n},{at if n else 'n/a'}\n" for n in range(99))
+    (tmp_path / "c.csv").write_text(f"cid,query_qid,clicked_at\n{clicks}", "utf-8")
+    logs = ("--primary", tmp_path / "q.csv", "--foreign", tmp_path / "c.csv")
+    config = tmp_path / "photon.toml"
+    assert command("init", *logs, "--config", config).status == 0
+    settings = load_settings(config)
+    assert (settings.primary.time, settings.primary.time_unit) == ("at", unit)
+    assert (settings.foreign.id, settings.foreign.time, settings.foreign.time_unit) == (
+        "cid",
+        "clicked_at",
+        unit,
+    )
+    checked = command("join", "--check", *logs, "--config", config)
+    assert "98 of 98 foreign events (100.0%)" in checked.out
+    assert guess([{"id": "q", "at": at}], []).primary_time is None, "JSON has numbers for that"
+
+
 def test_where_nothing_fits_nothing_is_claimed():
     found = guess([{"kind": "a"}] * 50, [{"colour": "red"}] * 50)
     assert (found.primary_id, found.foreign_id, found.foreign_primary_id, found.primary_time) == (None,) * 4
@@ -144,6 +176,19 @@ def test_what_init_writes_joins_the_logs_and_check_says_so_before(tmp_path, comm
     assert (summary["joined"], summary["unjoinable"]) == (199, 1)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_named_with_the_mend_by_init_by_check_and_for_each_line(tmp_path, command, encoding):
+    lines = "".join(json.dumps({"id": f"é{n}"}, ensure_ascii=False) + "\n" for n in range(3))
+    (tmp_path / "p.jsonl").write_bytes(lines.encode(encoding))
+    write_lines(tmp_path / "f.jsonl", [{"id": "c", "primary_id": "1", "ts_us": 1}])
+    logs = ("--primary", tmp_path / "p.jsonl", "--foreign", tmp_path / "f.jsonl")
+    mend = "UTF-16, not UTF-8: convert the file, as by iconv -f UTF-16 -t UTF-8"
+    assert f"it is {mend}" in command("init", *logs, "--config", tmp_path / "x").err
+    assert mend in command("join", "--check", *logs).out
+    found = json_lines(Settings()).parse_primary(lines.encode(encoding)).malformed
+    assert [bad.reason for bad in found] == [mend] * 3
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -162,6 +207,27 @@ def test_what_is_no_json_lines_is_named_with_the_mend(tmp_path, command, text, s
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert said in done.err
     assert not (tmp_path / "x").exists()
+
+
+def test_standard_input_is_looked_at_by_init_and_check_as_any_log(tmp_path, command, refused, monkeypatch):
+    primary, clicks = a_pair(random.Random(3))
+    write_lines(tmp_path / "p.jsonl", primary)
+    config = tmp_path / "photon.toml"
+
+    def piped():
+        lines = b"".join(json.dumps(event).encode() + b"\n" for event in clicks)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+        return "--primary", tmp_path / "p.jsonl", "--foreign", "-"
+
+    assert command("init", *piped(), "--config", config).status == 0
+    checked = command("join", "--check", *piped(), "--config", config)
+    assert checked.status == 0
+    assert checked.out.splitlines()[-1].startswith("200 of 200 foreign events")
+    os.mkfifo(tmp_path / "fifo")
+    said = refused("join", "--check", "--primary", tmp_path / "p.jsonl", "--foreign", tmp_path / "fifo")
+    assert "fifo is a pipe, which can be read once only: pipe it in, and write - for it" in said
+    for asked in (("init", "--config", tmp_path / "x"), ("join", "--check")):
+        assert "standard input (-) can be one" in refused(*asked, "--primary", "-", "--foreign", "-")
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

@@ -104,4 +104,11 @@ def test_watch_asks_again_until_it_is_stopped(monkeypatch, tmp_path):
 def test_who_holds_the_boundary_back_for_more_than_a_week_is_told(days):
     directory = {"leader": "r0", "has_quorum": True, "resharding": None, "replacing": None}
     line = status.line_of({"directory": {**directory, "holding": {"dispatcher-west": days * 86_400.0}}})
-    assert ("nothing is forgotten for dispatcher-west, 8 days by now" in line) == (days == 8)
+    kept = "for dispatcher-west ids are kept 8 days longer than registry.retention_days"
+    assert (kept in line) == (days == 8)
+
+
+def test_a_new_registry_of_old_events_keeps_ids_for_longer_and_is_not_said_to_be_old():
+    shard = {"shard": 0, "leader": "r0", "ids": 50, "has_quorum": True, "boundary_held_s": 365 * 86_400.0}
+    line = status.line_of({"shards": [shard]})
+    assert line == ("shard 0: leader r0, 50 ids, ids are kept 365 days longer than registry.retention_days")

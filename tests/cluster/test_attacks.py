@@ -129,6 +129,15 @@ def test_fields_by_other_names_are_told_of_with_the_setting_that_names_them(tmp_
         assert f"[{side}]" in told
 
 
+def test_logs_in_utf_16_are_told_of_with_the_mend_and_not_as_fields_by_other_names(tmp_path: Path) -> None:
+    write_lines(tmp_path / "queries" / "q.jsonl", [{"id": "q1", "ts_us": 1}])
+    (tmp_path / "clicks").mkdir()
+    (tmp_path / "clicks" / "c.jsonl").write_text('{"id": "c1", "primary_id": "q1", "ts_us": 2}\n', "utf-16")
+    run = photon(*join_arguments(tmp_path, tmp_path / "out"))
+    (told,) = [line for line in run.stderr.splitlines() if "no foreign event could be read" in line]
+    assert told.endswith("c.jsonl at 0: UTF-16, not UTF-8: convert the file, as by iconv -f UTF-16 -t UTF-8")
+
+
 def test_arguments_that_would_harm_a_run_are_refused_in_a_line(refused: Any, tmp_path: Path) -> None:
     logs = write_logs(tmp_path / "logs", EVENTS)
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")

@@ -3,13 +3,15 @@
 import json
 import os
 import random
+import socket
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from photon.cluster import preflight
 from photon.connect.conformance import check_sink, check_source
-from photon.connect.ports import Fields
+from photon.connect.ports import Fields, Reached
 from photon.connect.uris import make_sink
 from photon.core.errors import UnavailableError, UsageError
 from photon.logs.writer import LogPosition
@@ -146,6 +148,27 @@ def test_what_can_not_be_is_told_with_the_mend(uri, says):
     with pytest.raises(UsageError) as told:
         make_sink(uri, "w")
     assert says in str(told.value)
+
+
+def test_an_iceberg_catalog_that_is_not_there_is_told_before_a_run_that_would_wait_for_it(
+    tmp_path, refused, monkeypatch, iceberg
+):
+    (tmp_path / "q.jsonl").write_bytes(lines({"id": "q"}))
+    (tmp_path / "c.jsonl").write_bytes(lines({"id": "c", "primary_id": "q", "ts_us": 1}))
+    logs = ("--primary", tmp_path / "q.jsonl", "--foreign", tmp_path / "c.jsonl", "--out", tmp_path / "out")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(preflight, "REACH_S", 0.1)
+        said = refused("join", *logs, "--sink", f"iceberg://local/ads.joined?type=rest&uri={uri}")
+        assert "the catalog 'local' can't be reached; see to `uri`" in said
+        assert "no answer within 0.1 s" in said
+    monkeypatch.undo()
+    said = refused("join", *logs, "--sink", f"iceberg://local/ads.joined?type=rest&uri={uri}")
+    assert "see to `uri` and `type` among the sink's options" in said
+    assert not (tmp_path / "out").exists()
+    sink = make_sink(f"iceberg://local/ads.joined{iceberg}", "w")
+    assert isinstance(sink, Reached)
+    sink.reach(preflight.REACH_S)
 
 
 @pytest.mark.long

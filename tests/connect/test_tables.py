@@ -3,14 +3,17 @@
 import contextlib
 import datetime
 import decimal
+import errno
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from photon.connect import tables
 from photon.connect.ports import Fields, State
 from photon.connect.sample import sampled
 from photon.connect.uris import make_source
@@ -46,6 +49,17 @@ def test_csv_keeps_its_text_and_makes_numbers_of_times_alone(tmp_path):
         ]
     }
     assert last == {str(path): 1}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_csv_may_have_a_byte_order_mark(tmp_path, encoding):
+    """As spreadsheets write it."""
+    rows = [{"id": "é", "ts": number} for number in range(70_000)]
+    text = "id,ts\n" + "".join(f"{row['id']},{row['ts']}\n" for row in rows)
+    mark = "\ufeff" if encoding.endswith("be") else ""
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
+        file.write((mark + text).encode(encoding))
+    assert read(tmp_path / "a.csv.gz")[0] == {str(tmp_path / "a.csv.gz"): rows}
 
 
 def test_a_time_that_is_text_stays_so(tmp_path):
@@ -118,6 +132,61 @@ def test_parquet_keeps_its_types_and_gives_times_a_zone(tmp_path):
             "raw": "AGE=",
         }
     ]
+
+
+def test_times_within_structs_lists_and_maps_get_a_zone_too_and_nanoseconds_stop_no_file(tmp_path):
+    at, ns = pa.timestamp("us"), pa.timestamp("ns")
+    first = datetime.datetime(2024, 5, 1, 12, 0, 0, 250_000)  # noqa: DTZ001
+    columns = {
+        "in": pa.array([{"at": first, "n": 1}, None], pa.struct([("at", at), ("n", pa.int64())])),
+        "list": pa.array([[first, None], None], pa.list_(at)),
+        "large": pa.array([[{"at": first}], []], pa.large_list(pa.struct([("at", at)]))),
+        "fixed": pa.array([[first], None], pa.list_(at, 1)),
+        "map": pa.array([[("k", first)], None], pa.map_(pa.string(), at)),
+        "zoned": pa.array([[first], None], pa.list_(pa.timestamp("us", "Asia/Tokyo"))),
+        "ns": pa.array([1_714_564_800_123_456_789, None], ns),
+    }
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path)
+    (events,) = read(path)[0].values()
+    text = "2024-05-01T12:00:00.250000Z"
+    assert events[0] == {
+        "in": {"at": text, "n": 1},
+        "list": [text, None],
+        "large": [{"at": text}],
+        "fixed": [text],
+        "map": [["k", text]],
+        "zoned": ["2024-05-01T21:00:00.250000+09:00"],
+        "ns": "2024-05-01T12:00:00.123456Z",
+    }
+    assert events[1] == {**dict.fromkeys(columns), "large": []}
+
+
+def test_a_directory_that_cannot_be_listed_is_told_once_and_holds_up_no_other(tmp_path, monkeypatch):
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "open" / "a.csv").write_text("id\n1\n", "utf-8")
+    listing = os.scandir
+
+    def refusing(path):
+        if os.fspath(path) == str(tmp_path / "closed"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(
+        UsageError, match=r"closed cannot be read \(Permission denied\); see to its permissions"
+    ):
+        read(tmp_path / "*" / "*.csv")
+    monkeypatch.setattr(tables, "_LOOK_EVERY_S", 0.0)
+    source = make_source(str(tmp_path / "*" / "*.csv"), FIELDS)
+    source.open({}, drain=False)
+    with pytest.raises(UnavailableError, match="closed cannot be read"):
+        source.read(0.0)
+    for _ in range(3):
+        assert [batch.lines for batch in source.read(0.0)] in ([b'{"id":"1"}\n'], [])
+    assert source.state() is State.IDLE
+    source.close()
 
 
 def test_reading_goes_on_behind_the_last_row(tmp_path):

@@ -22,7 +22,8 @@ from photon.core.clock import ManualClock
 from photon.core.columns import join_lines, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.fates import Found
-from photon.core.ids import BATCH_IDS_MAX, ID_BYTES
+from photon.core.ids import ID_BYTES
+from photon.core.settings import BATCH_IDS_MAX
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network

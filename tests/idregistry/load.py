@@ -10,7 +10,8 @@ from idregistry.client import RegistryClient
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.fates import Committed, Registered
-from photon.core.ids import BATCH_IDS_MAX, Token
+from photon.core.ids import Token
+from photon.core.settings import BATCH_IDS_MAX
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import event_id
 from tests.waiting import wait_until

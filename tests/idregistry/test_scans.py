@@ -18,7 +18,8 @@ from idregistry.rules.surveys import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
 from photon.core.columns import split_ids
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.ids import BATCH_IDS_MAX, Token
+from photon.core.ids import Token
+from photon.core.settings import BATCH_IDS_MAX
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import (
     IdRegistryServicer,

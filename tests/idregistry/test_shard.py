@@ -33,8 +33,8 @@ from idregistry.shard import (
     together,
 )
 from photon.core.clock import ManualClock
-from photon.core.ids import BATCH_IDS_MAX, TOKEN_BYTES_MAX
-from photon.core.settings import Registry
+from photon.core.ids import TOKEN_BYTES_MAX
+from photon.core.settings import BATCH_IDS_MAX, Registry
 from photon.raft.port import Refusal, Refused
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, ROWS, WON, directory, event_ids, same_times

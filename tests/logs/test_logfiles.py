@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from photon.cluster.preflight import check_not_matched
 from photon.core.errors import UsageError
 from photon.logs.files import (
     Chunk,
@@ -249,6 +251,28 @@ def test_the_directories_in_which_files_may_appear_are_named(tmp_path):
     below = ("", "/a", "/a/x", "/a/y", "/b", "/c")
     assert directories == {f"{tmp_path}{name}" for name in below}
     assert may_match(patterns, "new.log") and not may_match(patterns, "new.tmp")
+
+
+def test_what_is_there_by_a_name_with_brackets_is_meant_and_no_glob(tmp_path):
+    """As browsers and archives name copies: `events[1].jsonl`."""
+    for name in ("logs[2]/a[1].jsonl", "logs[2]/a1.jsonl", "logs2/a[1].jsonl", "b1.jsonl", "*[1].jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for pattern, wanted in (
+        ("logs[2]/a[1].jsonl", ["logs[2]/a[1].jsonl"]),
+        ("logs[2]/*", ["logs[2]/a1.jsonl", "logs[2]/a[1].jsonl"]),
+        ("logs[2]", ["logs[2]/a1.jsonl", "logs[2]/a[1].jsonl"]),
+        ("logs[2]/**/a1*", ["logs[2]/a1.jsonl"]),
+        ("logs[2]/a[[]1].jsonl", ["logs[2]/a[1].jsonl"]),
+        ("b[1].jsonl", ["b1.jsonl"]),
+        ("*[1].jsonl", ["b1.jsonl"]),
+    ):
+        found = [os.path.relpath(name, tmp_path) for name in named_files([str(tmp_path / pattern)])]
+        assert found == wanted, pattern
+    exact = [str(tmp_path / "logs[2]" / "a[1].jsonl")]
+    assert may_match(exact, "a[1].jsonl") and not may_match(exact, "a1.jsonl")
+    with pytest.raises(UsageError, match="matches what the run writes"):
+        check_not_matched(exact, [Path(exact[0])], "the run")
 
 
 def test_a_link_to_a_directory_above_the_pattern_is_not_followed(tmp_path):

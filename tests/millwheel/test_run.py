@@ -1,6 +1,7 @@
 """`photon millwheel` as processes: real logs, real kills, the real store."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from tests.millwheel.running import NAME, ROOT
+from tests.millwheel.running import HELD, NAME, ROOT
 from tests.millwheel.topologies import SECOND, clicks, expected
 from tests.waiting import wait_until
 
@@ -294,3 +295,19 @@ def test_a_state_that_new_code_does_not_read_is_refused_before_anything_is_used_
     module.write_text(code)
     assert system.run(name="mine:HELD")["dead_letters"] == 0
     system.check(lines)
+
+
+def test_a_log_that_is_written_anew_is_told_on_the_terminal_of_the_run(system, tmp_path):
+    """Not in the log of its worker alone, where nobody looks."""
+    told, lengths = tmp_path / "told", itertools.cycle((200, 1))
+    lines = [{"user": "a", "ts": n * SECOND, "what": "click"} for n in range(200)]
+
+    def is_told():
+        system.write("0.jsonl", lines[: next(lengths)])
+        said = told.read_text()
+        return "worker-0: " in said and "0.jsonl shrank to" in said
+
+    system.write("0.jsonl", lines)
+    system.start("--follow", name=HELD, told=told)
+    wait_until(is_told, 60, pause=0.1)
+    system.stop()
