@@ -1,5 +1,6 @@
 """Records of two streams that belong together, or of which one is missing; and ids that come again."""
 
+from bisect import bisect_left, bisect_right, insort
 from typing import Any
 
 import msgspec
@@ -8,51 +9,58 @@ from millwheel.computation import Computation, Context, Record, Timer
 from millwheel.ready.windows import SECOND_US
 
 
-class _Waiting(msgspec.Struct):
-    """`value`: of the record that waits; `answered_us`, `last_us`: when the first and the last answer were,
-    which may have come before it."""
+class _Asked(msgspec.Struct):
+    """Records that wait, and when answers were, by time."""
 
-    value: Any = None
-    answered_us: int | None = None
-    last_us: int | None = None
+    asks: list[tuple[int, Any]] = []
+    answers: list[int] = []
 
 
-class Unmatched(Computation[_Waiting]):
+class Unmatched(Computation[_Asked]):
     """An asking record (an impression) without an answer (a click) of the same key within `after_s`.
 
     Reads both streams, keyed by what they have in common; `asking` names the one. To `stream` it produces the
-    asking record's value, once the low watermark is `after_s` past it. An answer whose time is before that
-    end counts, however the two came.
+    asking record's value, once the low watermark is `after_s` past it. An answer counts whose time is less
+    than `after_s` later, or not more than that earlier, however the two came; for each that asks.
     """
 
-    state = _Waiting
+    state = _Asked
 
     def __init__(self, stream: str, asking: str, after_s: float) -> None:
         self._stream, self._asking, self._after = stream, asking, round(after_s * SECOND_US)
 
-    def process_record(self, record: Record, ctx: Context[_Waiting]) -> None:
+    def process_record(self, record: Record, ctx: Context[_Asked]) -> None:
         if record.stream == self._asking:
-            ctx.state.value = record.value
-            ctx.set_timer("over", record.time + self._after)
+            insort(ctx.state.asks, (record.time, record.value), key=_time)
         else:
-            state, time = ctx.state, record.time
-            state.answered_us = time if state.answered_us is None else min(state.answered_us, time)
-            state.last_us = time if state.last_us is None else max(state.last_us, time)
-            ctx.set_timer("forget", state.last_us + self._after)
+            insort(ctx.state.answers, record.time)
+        self._wait(ctx)
 
-    def process_timer(self, timer: Timer, ctx: Context[_Waiting]) -> None:
-        if timer.tag == "over":
-            answered_us = ctx.state.answered_us  # in a backlog answers come that are later than the end
-            if answered_us is None or answered_us >= timer.time:
-                ctx.produce(self._stream, ctx.state.value)
+    def process_timer(self, timer: Timer, ctx: Context[_Asked]) -> None:
+        state = ctx.state
+        over = bisect_right(state.asks, timer.time - self._after, key=_time)
+        for time, value in state.asks[:over]:
+            first = bisect_left(state.answers, time - self._after)
+            if first == len(state.answers) or state.answers[first] >= time + self._after:
+                ctx.produce(self._stream, value)
+        del state.asks[:over]
+        oldest = min([timer.time, *(time for time, _ in state.asks[:1])]) - self._after
+        del state.answers[: bisect_left(state.answers, oldest)]
+        if state.asks or state.answers:
+            self._wait(ctx)
+        else:
             ctx.forget()
-            ctx.drop_timer("forget")
-        elif ctx.state.value is None:  # an answer to nothing
-            ctx.forget()
+
+    def _wait(self, ctx: Context[_Asked]) -> None:
+        state = ctx.state
+        if state.asks:
+            ctx.set_timer("next", state.asks[0][0] + self._after)
+        else:
+            ctx.set_timer("next", _when_some_go(state.answers[0], self._after))
 
 
 class _History(msgspec.Struct):
-    """Touches by time, and conversions that wait until all touches before them are there."""
+    """Touches, and conversions that wait until all touches before them are there; by time."""
 
     touches: list[tuple[int, Any]] = []
     conversions: list[tuple[int, Any]] = []
@@ -73,30 +81,42 @@ class Attribution(Computation[_History]):
 
     def process_record(self, record: Record, ctx: Context[_History]) -> None:
         of_stream = ctx.state.touches if record.stream == self._touches else ctx.state.conversions
-        of_stream.append((record.time, record.value))
+        insort(of_stream, (record.time, record.value), key=_time)
         self._wait(ctx)
 
     def process_timer(self, timer: Timer, ctx: Context[_History]) -> None:
-        history = ctx.state
-        due = [one for one in history.conversions if one[0] < timer.time]
-        for time, conversion in sorted(due, key=lambda one: one[0]):
-            before = [one for one in history.touches if time - self._lookback <= one[0] <= time]
-            touch = max(before, key=lambda one: one[0])[1] if before else None
+        touches, conversions = ctx.state.touches, ctx.state.conversions
+        due = bisect_left(conversions, timer.time, key=_time)
+        for time, conversion in conversions[:due]:
+            before = bisect_right(touches, time, key=_time)
+            touch = None
+            if before and touches[before - 1][0] >= time - self._lookback:
+                touch = touches[bisect_left(touches, touches[before - 1][0], key=_time)][1]
             value = {"key": ctx.key, "time_us": time, "conversion": conversion, "touch": touch}
             ctx.produce(self._stream, value)
-        history.conversions = [one for one in history.conversions if one[0] >= timer.time]
-        oldest = min([timer.time, *(time for time, _ in history.conversions)]) - self._lookback
-        history.touches = [one for one in history.touches if one[0] >= oldest]
-        if history.touches or history.conversions:
+        del conversions[:due]
+        oldest = min([timer.time, *(time for time, _ in conversions[:1])]) - self._lookback
+        del touches[: bisect_left(touches, oldest, key=_time)]
+        if touches or conversions:
             self._wait(ctx)
         else:
             ctx.forget()
 
     def _wait(self, ctx: Context[_History]) -> None:
-        conversions = [time + 1 for time, _ in ctx.state.conversions]
-        oldest = min((time for time, _ in ctx.state.touches), default=0)
-        # Later than the oldest could go: so several go at a time.
-        ctx.set_timer("next", min(conversions, default=oldest + self._lookback * 5 // 4 + 1))
+        history = ctx.state
+        if history.conversions:
+            ctx.set_timer("next", history.conversions[0][0] + 1)
+        else:
+            ctx.set_timer("next", _when_some_go(history.touches[0][0], self._lookback))
+
+
+def _time(one: tuple[int, Any]) -> int:
+    return one[0]
+
+
+def _when_some_go(oldest: int, after: int) -> int:
+    """Later than the oldest could go, so that several go at a time."""
+    return oldest + after * 5 // 4 + 1
 
 
 class Deduplicate(Computation[bool]):

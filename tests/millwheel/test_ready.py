@@ -8,7 +8,7 @@ from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.computation import NEVER
 from millwheel.engine.store import STATE
 from millwheel.ready import Attribution, Deduplicate, Sessions, Unmatched, WindowCounts, Zeitgeist
-from millwheel.testing import Bench, in_order, run
+from millwheel.testing import Bench, in_order, oracle, run
 from tests.millwheel.topologies import SECOND, clicks
 
 
@@ -125,6 +125,29 @@ def test_answers_in_any_order_are_remembered_for_as_long_as_the_last_of_them_cou
     bench.send("shown", {"id": "a", "ts": 50 * SECOND})
     bench.watermark(NEVER)
     assert bench.lines("out") == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_that_asks_is_answered_or_not_by_time_alone(seed):
+    """Also of a key that asks again and again, and has answers from before and after."""
+    topology = with_one(
+        Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
+    )
+    dice = random.Random(seed)
+    shown = [{"id": dice.choice("abcd"), "n": n, "ts": dice.randrange(600) * SECOND} for n in range(60)]
+    answers = [{"of": dice.choice("abcd"), "ts": dice.randrange(600) * SECOND} for _ in range(40)]
+    wanted = [
+        one["n"]
+        for one in shown
+        if not any(
+            one["id"] == answer["of"] and -30 * SECOND <= answer["ts"] - one["ts"] < 30 * SECOND
+            for answer in answers
+        )
+    ]
+    given = {"shown": shown, "clicks": answers}
+    for found in (oracle(topology, given), run(topology, given, workers=1 + seed % 3, seed=seed)):
+        assert sorted(one["n"] for one in found["out"]) == wanted
+    assert 0 < len(wanted) < len(shown)
 
 
 def test_attribution():
