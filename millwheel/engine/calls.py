@@ -14,13 +14,15 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from photon.core.errors import PhotonError
 from photon.core.suspects import DEATHS_MAX
 
 _ID: Final = struct.Struct("=3q")
 ID_BYTES: Final = _ID.size
 """Computation, time, and digest or 0."""
-FAULTS: Final = (Exception, SystemExit)
-"""What a call fails by. Code that calls exit() ends no worker: that would start again and meet it again."""
+FAULTS: Final = BaseException
+"""What a call fails by. Code that calls exit(), or leaks what asyncio cancels by, ends no worker: that would
+start again and meet it again."""
 _encode: Final = msgspec.msgpack.Encoder(enc_hook=repr).encode
 _Item = TypeVar("_Item")
 
@@ -31,6 +33,11 @@ def reason_of(error: BaseException) -> str:
     except Exception:  # a class of the user's that can't say what it is
         return type(error).__name__
     return reason.encode(errors="backslashreplace").decode()  # it may quote half a surrogate
+
+
+def ours(error: BaseException) -> bool:
+    """Whether it is no fault of the user's code."""
+    return isinstance(error, PhotonError | KeyboardInterrupt)
 
 
 class EndsWorkerError(Exception):
@@ -85,8 +92,9 @@ class Calls:
             self._mark[2] = digest
             try:
                 call(item)
-            except FAULTS:
-                self._mark[2] = 0
+            except FAULTS as error:
+                if not isinstance(error, KeyboardInterrupt):
+                    self._mark[2] = 0
                 raise
             self._mark[2] = 0
             self._passed([id_])

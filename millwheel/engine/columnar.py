@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millwheel.computation import Batch, BatchComputation, Codes, Fired, Stream, Tag, Times, Values
-from millwheel.engine.calls import FAULTS, reason_of
+from millwheel.engine.calls import FAULTS, ours, reason_of
 from millwheel.engine.due import WATERMARK, Firing
 from millwheel.engine.plan import Plan
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import Stage, ours, shown_value
+from millwheel.engine.stage import Stage, shown_value
 
 _Cells = dict[int, Any]
 _SPAN_MAX: Final = 1 << 62

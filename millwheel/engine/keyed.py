@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 
 from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
-from millwheel.engine.calls import FAULTS, reason_of
+from millwheel.engine.calls import FAULTS, ours, reason_of
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
 from millwheel.engine.plan import Plan, shown_type
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
-from millwheel.engine.stage import Held, Stage, _encode, ours, shown_value
+from millwheel.engine.stage import Held, Stage, _encode, shown_value
 
 _CLOCKS: Final = {"watermark": WATERMARK, "wall": WALL}
 _CLOCK_NAMES: Final[tuple[Clock, ...]] = ("watermark", "wall")
@@ -175,7 +175,8 @@ class Keyed(Stage):
     def _failed(self, error: BaseException) -> None:
         """Of a call or several: nothing of them stands."""
         if ours(error):
-            self.calls.end()
+            if not isinstance(error, KeyboardInterrupt):  # which a worker ends by
+                self.calls.end()
             raise error
         self._undo()
         self._ctx.begin()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millwheel.computation import Codes, Times, Values
-from millwheel.engine.calls import FAULTS, reason_of
+from millwheel.engine.calls import FAULTS, ours, reason_of
 from photon.logs.shares import SLOTS
 
 Ext = msgspec.msgpack.Ext
@@ -92,7 +92,7 @@ def made_keys(
 ) -> tuple[list[str], dict[int, str]]:
     """What a key function of the user's makes of N values: the keys, without the rows that have none; and by
     row why they have none."""
-    with contextlib.suppress(*FAULTS):  # which value it is, is found below
+    with contextlib.suppress(FAULTS):  # which value it is, is found below
         found = [key(opened(value)) for value in values]
         if None not in found:
             keys = list(map(str, found))
@@ -109,6 +109,8 @@ def made_keys(
             text.encode()
             keys.append(text)
         except FAULTS as error:
+            if ours(error):
+                raise
             wrong[row] = f"the key function fails: {reason_of(error)}"
     return keys, wrong
 

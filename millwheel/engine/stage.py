@@ -7,6 +7,8 @@ What user code hands over is made to bytes while its call can still be undone (`
 can't be is a failure of that call alone, and not of the commit, which is everybody's.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -30,7 +32,6 @@ from millwheel.engine.store import (
     unpack_timers,
 )
 from millwheel.topology import decoder_of
-from photon.core.errors import PhotonError
 from photon.logs.shares import SLOTS
 
 CACHED_KEYS: Final = 200_000
@@ -41,6 +42,17 @@ _NOT_LOADED: Final = object()
 _json: Final = msgspec.json.encode
 _json_decode: Final = msgspec.json.decode
 _encode: Final = msgspec.msgpack.Encoder().encode
+_MAY_NOT_BE_FINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]", re.S).search
+"""In msgpack: what all numbers that are not finite begin with, and some texts have in them."""
+
+
+def _is_finite(value: Any) -> bool:
+    """All numbers in it."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 class Output(NamedTuple):
@@ -222,12 +234,13 @@ class Stage:
     def _output(self, stream: str, records: Records) -> Output:
         """As it is handed on. Raises if other workers, or the sink, could not have it."""
         "".join(records.names).encode()
-        if isinstance(records.values, list):
-            _encode(records.values)
+        packed = _encode(records.values) if isinstance(records.values, list) else b""
         lines: list[bytes] = []
         if stream in self._sinks:
             opened, with_time = self._sinks[stream]
             shown = [plain(opened(value)) for value in values_of(records.values, len(records))]
+            if (not packed or _MAY_NOT_BE_FINITE(packed)) and not all(map(_is_finite, shown)):
+                raise ValueError("nan and inf are no JSON, as a sink has it")
             if with_time:
                 times = records.times.tolist()
                 shown = [{"time": time, "value": value} for time, value in zip(times, shown, strict=True)]
@@ -261,11 +274,6 @@ class Stage:
 
 def dead_letter(computation: str, key: str, time: int, reason: str, **what: Any) -> dict[str, Any]:
     return {"computation": computation, "key": key, "time": time, "reason": reason, **what}
-
-
-def ours(error: BaseException) -> bool:
-    """Whether it is no fault of the user's code."""
-    return isinstance(error, PhotonError)
 
 
 def _opener(kind: Any) -> Callable[[Any], Any]:

@@ -1,5 +1,6 @@
 """What user code hands over and nobody can keep or send is the failure of that call alone."""
 
+import asyncio
 from collections import defaultdict
 
 import msgspec
@@ -57,6 +58,10 @@ def putting(key, value):
     return lambda ctx: ctx.state.__setitem__(key, value)
 
 
+def cancel(ctx):
+    raise asyncio.CancelledError
+
+
 def holding_itself(ctx):
     ctx.state["me"] = ctx.state
 
@@ -79,9 +84,12 @@ CASES = {
     "a production of half a surrogate": (lambda ctx: ctx.produce("out", HALF), dict),
     "a production of 2**70": (lambda ctx: ctx.produce("out", 2**70), dict),
     "a production that is no JSON": (lambda ctx: ctx.produce("out", {"x": {("a", "b"): 1}}), dict),
+    "a production that is no number": (lambda ctx: ctx.produce("out", float("nan")), dict),
+    "an endless number within": (lambda ctx: ctx.produce("out", {"x": [1.5, float("-inf")]}), dict),
     "a production for half a surrogate": (lambda ctx: ctx.produce("out", 1, key=HALF), dict),
     "a production for a number": (lambda ctx: ctx.produce("out", 1, key=7), dict),
     "exit()": (lambda ctx: exit(3), dict),
+    "what asyncio cancels by": (cancel, dict),
 }
 
 
@@ -138,11 +146,13 @@ BATCHES = {
     "a large number": adding([2**63]),
     "an object": adding(np.array([object()])),
     "half a surrogate": lambda ctx: ctx.produce("out", ["bad"], [HALF], [5]),
+    "a column with no number": lambda ctx: ctx.produce("out", ["bad"], np.array([np.nan]), [5]),
     "a column of objects": lambda ctx: ctx.produce("out", ["bad"], np.array([object()]), [5]),
     "a production in 2**70": lambda ctx: ctx.produce("out", ["bad"], [1], [2**70]),
     "no JSON": lambda ctx: ctx.produce("out", ["bad"], [{"x": {("a", "b"): 1}}], [5]),
     "a key of half a surrogate": lambda ctx: ctx.produce("out", [HALF], [1], [5]),
     "exit()": lambda ctx: exit(3),
+    "what asyncio cancels by": cancel,
 }
 
 
