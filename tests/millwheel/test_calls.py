@@ -59,7 +59,7 @@ def test_a_call_in_which_workers_end_again_and_again_becomes_a_dead_letter(syste
     lines.insert(1_005, {"user": "bad", "ts": SECOND + 100, "what": what, "when": when})
     system.write("a.jsonl", lines)
     summary = system.run("--workers", "2", name="deadly:TOPOLOGY", status=1)
-    assert summary["ended"] and summary["dead_letters"] == 1 and summary["restarts"] == DEATHS_MAX + 1
+    assert summary["ended"] and summary["dead_letters"] == 1 and summary["restarts"] > DEATHS_MAX
     files = (system.directory / "work/dead-letters").glob("*.jsonl")
     (letter,) = [json.loads(line) for file in files for line in file.open()]
     assert letter["key"] == "bad" and f"the worker ended {DEATHS_MAX} times in this call" in letter["reason"]
@@ -69,7 +69,7 @@ def test_a_call_in_which_workers_end_again_and_again_becomes_a_dead_letter(syste
     assert dict(sorted(seen)) == {f"user{n}": 40 for n in range(50)}
 
 
-class Ended(BaseException):
+class Ended(KeyboardInterrupt):
     """As the process does: no code of ours may do anything about it."""
 
 
