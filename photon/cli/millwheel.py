@@ -62,13 +62,15 @@ def _running(command: _Command) -> _Command:
 def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
 
-    Status 1 if there are dead letters (WORK/dead-letters, or the topology's sink of that name, says why).
+    Status 1 if there are dead letters (WORK/dead-letters, or the topology's sink of that name, says why), and
+    without --follow if it was stopped, or gave up, before all was worked off.
     """
     return _run(topology, work, workers, follow, as_json, **more)
 
 
 def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """`more`: stores, history, machine and config, as of WheelRun."""
+    from photon.cluster.master import STALL_S
     from photon.cluster.wheels import WheelRun
 
     die_with_parent()  # of `photon dev`
@@ -84,13 +86,23 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
                 f"most records of '{name}' came late, behind the low watermark: see lateness_s of its logs"
                 + ("; what was written long ago is read by a run without --follow" if follow else "")
             )
+    stopped = not (follow or summary["ended"])
+    if run.stalled is not None:
+        tell(f"nothing has moved for {STALL_S:g} s: {_because(run.stalled)}; the same command goes on")
+    elif stopped:
+        tell("stopped before all was worked off; the same command goes on")
+    elif summary["ended"] and summary["timers"]:
+        tell(
+            f"{summary['timers']:,} keys have timers on the wall clock that are not due yet: they fire when "
+            "the same command runs then, or with --follow"
+        )
     if as_json:
         click.echo(json.dumps(summary))
     else:
         _print_summary(summary)
         if summary["dead_letters"]:
             click.echo(f"dead letters: {run.dead_letters}")
-    return 1 if summary["dead_letters"] else 0
+    return 1 if summary["dead_letters"] or stopped else 0
 
 
 @group.command("worker", hidden=True)

@@ -17,6 +17,9 @@ from millwheel.machines import Round
 
 _OF_WORKERS: Final = (links.REPORT, links.STATUS, links.FINISHED)
 """Kinds, of those that have begun."""
+STALL_S: Final = 120.0
+"""Without anything moving: a run whose logs grow no more gives up."""
+FRESH_S: Final = 3.0
 Send = Callable[[Link, int, bytes], None]
 
 
@@ -35,6 +38,9 @@ class Master:
         self._finished: set[int] = set()
         self._hot_told: set[tuple[int, str, str]] = set()
         self._ended = False
+        self._heard: dict[int, float] = {}
+        """When each worker told how it is."""
+        self._moved = time.monotonic()
         self.notices: list[str] = []
         """Of workers, as of a log that was cut before it was read; who tells them takes them away."""
 
@@ -51,6 +57,7 @@ class Master:
             if not ours or not 0 <= worker < len(self._machines):
                 raise LostError
             link.known = True
+            self._moved = time.monotonic()
             self.authority.begins(worker, sequencer)
             self._load.begins(worker)
             self._links[worker] = link
@@ -63,14 +70,18 @@ class Master:
             raise LostError
         elif kind == links.REPORT:
             if self.authority.report(*said):
+                self._moved = time.monotonic()
                 self._send_all(links.MARKS, pack(self.authority.marks))
             if self.authority.ended and not self._ended:
                 self._ended = True
                 self._send_all(links.FINISH, b"")
         else:
-            before = self._statuses.get(said[0], {}).get("notices", ())
-            new = [line for line in said[1]["notices"] if line not in before]
+            before = self._statuses.get(said[0], {})
+            new = [line for line in said[1]["notices"] if line not in before.get("notices", ())]
             self.notices += [f"worker-{said[0]}: {line}" for line in new]
+            self._heard[said[0]] = time.monotonic()
+            if any(said[1][what] != before.get(what) for what in ("counts", "timers", "unacked_bytes")):
+                self._moved = self._heard[said[0]]
             self._statuses[said[0]] = said[1]
             self._load.report(said[0], Work(*said[1]["work"]))
             self._note_hot(said[0], said[1]["hot"])
@@ -82,6 +93,17 @@ class Master:
     def better(self) -> Shares | None:
         """Where it pays to move slots, and there is more to do."""
         return None if self._ended else self._load.better()
+
+    def stalled(self) -> dict[str, Any] | None:
+        """If nothing moves, though all workers do look: what holds the low watermark that is least far. A
+        worker says nothing within a call of user code, and while its machine can't be renewed."""
+        now = time.monotonic()
+        heard = [self._heard.get(worker, 0.0) for worker in range(len(self._machines))]
+        if self.finished or now - self._moved < STALL_S or now - min(heard) > FRESH_S:
+            return None
+        least = min(self.authority.marks, key=self.authority.marks.__getitem__)
+        held: dict[str, Any] = self.why(least)["chain"][-1]
+        return held
 
     def _note_hot(self, worker: int, hot: dict[str, Any] | None) -> None:
         """If it is overloaded, for a key that can't be shared: each once."""
@@ -100,6 +122,7 @@ class Master:
             "workers": len(self._machines),
             "ended": self.finished,
             "dead_letters": sum(count["dead_letters"] for count in counts.values()),
+            "timers": sum(sum(status["timers"].values()) for status in self._statuses.values()),
             "counts": counts,
         }
 

@@ -98,6 +98,8 @@ class WheelRun:
         """Its workers of the round are started."""
         self._stop = self._anew = False
         """It ends; workers start again."""
+        self.stalled: dict[str, Any] | None = None
+        """Why it gave up, as `why` tells it."""
         self._wrong = ""
         """With the store, as it was told."""
         self._trial: Trial | None = None
@@ -132,7 +134,7 @@ class WheelRun:
             for number in (signal.SIGTERM, signal.SIGINT):
                 held.callback(signal.signal, number, signal.signal(number, self._on_stop))
             try:
-                while not self._stop and not self._is_over:
+                while not self._stop and not self._is_over and self.stalled is None:
                     self._turn()
                 self._supervisor.stop(list(self._supervisor.children), _STOP_S)
             finally:
@@ -150,6 +152,7 @@ class WheelRun:
             "ended": False,
             "restarts": self._supervisor.restarts(),
             "dead_letters": 0,
+            "timers": 0,
             "counts": {},
             **told,
         }
@@ -300,6 +303,8 @@ class WheelRun:
             self._lost(stranger)
         self._watch(before)
         self._end_trial()
+        if self._master is not None and not self._follow:
+            self.stalled = self._master.stalled()
 
     def _hear(self, link: Link, events: int) -> None:
         try:

@@ -78,17 +78,24 @@ def oracle_of(topology, lines):
     return oracle(Topology(logs, topology.computations, topology.sinks), lines)["out"]
 
 
+def told_of(counts):
+    """The summary of a run that has ended."""
+    return {"dead_letters": 0, "timers": 0, "counts": counts, "ended": True, "seconds": 0, "restarts": 0}
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """What was asked to run, in place of runs."""
     runs = []
 
     class Run:
+        stalled = None
+
         def __init__(self, name, work, workers, follow, _tell, stores=(), **_more):
             runs.append((load_topology(name), work, workers, follow, stores))
 
         def run(self):
-            return {"dead_letters": 0, "counts": {}, "ended": True, "seconds": 0, "restarts": 0}
+            return told_of({})
 
     monkeypatch.setattr(wheels, "WheelRun", Run)
     return runs
@@ -107,8 +114,7 @@ def arguments(words, lines):
 @pytest.mark.parametrize("late", [5, 6])
 def test_a_run_whose_records_came_mostly_late_says_so(asked, capsys, monkeypatch, late):
     counts = {"windows": {"records": 10, "late": late}}
-    told = {"dead_letters": 0, "counts": counts, "ended": True, "seconds": 0, "restarts": 0}
-    monkeypatch.setattr(wheels.WheelRun, "run", lambda _: told)
+    monkeypatch.setattr(wheels.WheelRun, "run", lambda _: told_of(counts))
     words, (_, lines) = next(iter(COMMANDS.items()))
     assert group.main(arguments(words, lines), standalone_mode=False) == 0
     said = capsys.readouterr().err
