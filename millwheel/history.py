@@ -18,7 +18,7 @@ from millwheel.engine.logged import LoggedStore
 from millwheel.engine.store import Changes, Lane, lane_row, position_row, slot_of_row
 from millwheel.sources import newest_of_logs, stand_for
 from millwheel.topology import Logs
-from photon.core.disk import storage_errors
+from photon.core.disk import read_json, storage_errors
 from photon.core.errors import CorruptStateError, UsageError
 from photon.logs.files import FileState, find
 
@@ -48,15 +48,12 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(directory: Path) -> Left:
-    """UsageError where there is none that a run can go on with."""
-    try:
-        left = msgspec.json.decode((directory / NAME).read_bytes(), type=Left)
-    except FileNotFoundError as error:
+    """UsageError where there is none that a run can go on with; CorruptStateError, StorageError."""
+    left = read_json(directory / NAME, Left)
+    if left is None:
         raise UsageError(
             f"{directory} is no whole history; make one with `photon millwheel history --goes-on --out ...`"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise CorruptStateError(f"{directory / NAME} can't be read ({error})") from error
+        )
     if not left.goes_on:
         raise UsageError(f"{directory} is of logs that have ended: make one with --goes-on")
     return left

@@ -22,7 +22,7 @@ import msgspec
 
 from millwheel.engine.shares import Shares, fitting
 from photon.core.addresses import joined, split
-from photon.core.clock import Clock
+from photon.core.clock import Background, Backoff, Clock
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
@@ -171,17 +171,13 @@ class Machines:
         """`store`: the first of so many."""
         self.me, self.stores, self._store, self._clock = me, stores, store, clock
         self._lock = threading.Lock()
-        self._news = threading.Event()
-        self._over = False
-        self._thread = threading.Thread(target=self._renew, name="machines", daemon=True)
+        self._renewing = Background("machines", self._renew, Backoff(RENEW_S, RENEW_S))
         self.at = 0
         self._renewed = self._awaited = 0.0
         """When it was last; until when others are awaited."""
         self.until = 0.0
         """Its workers may go on, by the monotonic clock, which all processes of a machine share."""
         self.view = View(False, Round())
-        self.wrong = ""
-        """Why it could not be renewed lately."""
         self.turned: float | None = None
         """When this machine's process last looked after its workers; None while that may take long."""
 
@@ -197,9 +193,14 @@ class Machines:
                     f"{who.shown} runs what is in {self._store.shown}: stop it, or give both --machine"
                 )
             seen = until
-            self._news.wait(RENEW_S / 2)
+            self._renewing.rest(RENEW_S / 2)
         self._look()
-        self._thread.start()
+        self._renewing.start()
+
+    @property
+    def wrong(self) -> str:
+        """Why it could not be renewed lately."""
+        return self._renewing.trouble or ""
 
     def publish(self, former: Round, following: Round) -> None:
         """`former`: by which it was decided. ZombieError if another one leads, or has led since."""
@@ -216,14 +217,12 @@ class Machines:
         """None of this machine's workers runs; those of this round may begin."""
         with self._lock:
             self.at = number
-        self._news.set()
+        self._renewing.wake()
 
     def end(self) -> None:
         """Its workers are gone: others need not wait."""
-        self._over = True
-        self._news.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._renewing.stop()
+        if self._renewed:
             with contextlib.suppress(PhotonError):  # it ends by itself
                 self._store.leave(self.me.holder)
         self._store.close()
@@ -240,15 +239,9 @@ class Machines:
             if self.view.round.number == self.at:
                 self.until = began + LEASE_S - SKEW_S
 
-    def _renew(self) -> None:
-        while not self._over:
-            self._news.wait(HURRY_S if self.view.round.stage == "stopping" else RENEW_S)
-            self._news.clear()
-            if self.turned is not None and self._clock.monotonic() > self.turned + STANDS_STILL_S:
-                self.wrong = "this machine's run stands still"
-                continue  # others go on without it
-            try:
-                self._look()
-                self.wrong = ""
-            except PhotonError as error:  # nobody else gets its part from a server that is silent
-                self.wrong = str(error)
+    def _renew(self) -> float:
+        """Where it fails, nobody else gets this machine's part from a server that is silent."""
+        if self.turned is not None and self._clock.monotonic() > self.turned + STANDS_STILL_S:
+            raise PhotonError("this machine's run stands still")  # others go on without it
+        self._look()
+        return HURRY_S if self.view.round.stage == "stopping" else RENEW_S

@@ -48,6 +48,12 @@ class Input:
     value: str | tuple[str, ...] | None = WHOLE
     type: Any = None
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Paths of what the value is made of, but for a whole line."""
+        paths = (self.value,) if isinstance(self.value, str) else self.value or ()
+        return tuple(path for path in paths if path != WHOLE)
+
 
 @dataclass(frozen=True, slots=True)
 class Logs:
@@ -299,9 +305,7 @@ def _check_input(name: str, read: Input, of_log: bool, makers: Mapping[str, str]
             raise TopologyError(
                 f"computation '{name}': an Input of a log needs a key (a field's path, a function)"
             )
-        paths = [read.key] if isinstance(read.key, str) else []
-        values = (read.value,) if isinstance(read.value, str) else read.value or ()
-        for path in (*paths, *(value for value in values if value != WHOLE)):
+        for path in (*([read.key] if isinstance(read.key, str) else []), *read.fields):
             _check_path(f"'{name}' of '{read.stream}'", path)
     elif isinstance(read.key, str) or read.value != WHOLE:
         raise TopologyError(

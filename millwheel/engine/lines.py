@@ -49,7 +49,7 @@ class LineParser:
         for read in inputs.values():
             if isinstance(read.key, str):
                 paths[read.key] = Field(parse_path(read.key), str | int)
-            for path in _paths(read):
+            for path in read.fields:
                 paths.setdefault(path, Field(parse_path(path), Any, optional=True))
         self._decoder, self._columns = decoder_of("Line", paths)
         self._time = injector.time
@@ -119,11 +119,6 @@ def texts(keys: Sequence[Any]) -> list[str]:
         return keys  # type: ignore[return-value]
     except TypeError:
         return list(map(str, keys))
-
-
-def _paths(read: Input) -> tuple[str, ...]:
-    values = (read.value,) if isinstance(read.value, str) else read.value or ()
-    return tuple(value for value in values if value != WHOLE)
 
 
 def _plain(value: Any) -> Any:

@@ -168,16 +168,14 @@ def _begun(home: Path, topology: Topology, work: Path, session: SparkSession) ->
     for there in (home / "checkpoints" / "metadata", home / "looked.json"):
         if state.batch >= 0 and not there.exists():
             raise CorruptStateError(f"{there} is gone, and what {home} has is nothing without it: restore it")
-    now = {"numbers": numbers, "spark": pyspark.__version__, "patterns": patterns}
-    what = {
-        "numbers": "its computations, inputs and sinks",
-        "spark": "PySpark's version",
-        "patterns": "its logs",
-    }
-    for field, value in now.items():
-        if getattr(state, field) != value:
+    for what, then, now in (
+        ("its computations, inputs and sinks", state.numbers, numbers),
+        ("PySpark's version", state.spark, pyspark.__version__),
+        ("its logs", state.patterns, patterns),
+    ):
+        if now != then:
             raise UsageError(
-                f"{home}: {what[field]} are not what this was begun with, and Spark's state goes with them; "
+                f"{home}: {what} are not what this was begun with, and Spark's state goes with them; "
                 "begin in another --work, with sinks in other directories"
             )
     return state

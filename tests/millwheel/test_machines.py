@@ -276,8 +276,7 @@ def test_one_that_is_to_be_the_only_one_waits_for_the_end_of_another_or_is_refus
             Machines(store, machine("b", address=address), clock).enter()
     ticking.set()
     thread.join()
-    first._over = True  # as if it had been killed
-    first._thread.join()
+    first._renewing.stop()  # as if it had been killed
     store.now += LEASE_S + 1
     second = Machines(store, B, clock)
     second.enter()

@@ -18,6 +18,14 @@ def with_one(computation, *inputs):
 
 
 CLICKS = Input("clicks", key="user", value=None)
+UNMATCHED = with_one(
+    Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
+)
+ATTRIBUTION = with_one(
+    Attribution("out", "touches", 10),
+    Input("touches", key="user", value="ad"),
+    Input("buys", key="user", value="id"),
+)
 
 
 @pytest.mark.parametrize(("length", "every"), [(3, None), (4, 2)])
@@ -80,20 +88,14 @@ def test_zeitgeist_finds_what_was_planted_and_nothing_else():
 
 
 def test_unmatched():
-    topology = with_one(
-        Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
-    )
     shown = [{"id": str(n), "ts": n * SECOND} for n in range(40)]
     answers = [{"of": str(n), "ts": n * SECOND + (5 if n % 3 else 29) * SECOND} for n in range(0, 40, 2)]
-    found = run(topology, {"shown": shown, "clicks": answers}, workers=2, seed=9)["out"]
+    found = run(UNMATCHED, {"shown": shown, "clicks": answers}, workers=2, seed=9)["out"]
     assert sorted(int(one["id"]) for one in found) == list(range(1, 40, 2))
 
 
 def test_an_answer_at_the_very_moment_is_decided_once():
-    topology = with_one(
-        Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
-    )
-    bench = Bench(topology)
+    bench = Bench(UNMATCHED)
     bench.send("shown", {"id": "a", "ts": 0})
     bench.send("clicks", {"of": "a", "ts": 30 * SECOND - 1})
     bench.watermark(NEVER)
@@ -102,10 +104,7 @@ def test_an_answer_at_the_very_moment_is_decided_once():
 
 def test_an_answer_after_the_end_is_none_though_it_is_read_before_it():
     """As in a backlog, where the low watermark has still to come; and the first of several answers counts."""
-    topology = with_one(
-        Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
-    )
-    bench = Bench(topology)
+    bench = Bench(UNMATCHED)
     for name in "ab":
         bench.send("shown", {"id": name, "ts": 0})
         bench.send("clicks", {"of": name, "ts": 60 * SECOND})
@@ -115,10 +114,7 @@ def test_an_answer_after_the_end_is_none_though_it_is_read_before_it():
 
 
 def test_answers_in_any_order_are_remembered_for_as_long_as_the_last_of_them_counts():
-    topology = with_one(
-        Unmatched("out", "shown", 30), Input("shown", key="id"), Input("clicks", key="of", value=None)
-    )
-    bench = Bench(topology)
+    bench = Bench(UNMATCHED)
     for second in (60, 0):
         bench.send("clicks", {"of": "a", "ts": second * SECOND})
     bench.watermark(50 * SECOND)
@@ -151,11 +147,6 @@ def test_each_that_asks_is_answered_or_not_by_time_alone(seed):
 
 
 def test_attribution():
-    topology = with_one(
-        Attribution("out", "touches", 10),
-        Input("touches", key="user", value="ad"),
-        Input("buys", key="user", value="id"),
-    )
     dice = random.Random(4)
     touches = [{"user": f"u{dice.randrange(5)}", "ad": n, "ts": n * SECOND} for n in range(100)]
     buys = [{"user": f"u{dice.randrange(5)}", "id": n, "ts": n * 3 * SECOND + 1} for n in range(33)]
@@ -163,18 +154,13 @@ def test_attribution():
     for buy in buys:
         near = [t for t in touches if t["user"] == buy["user"] and 0 <= buy["ts"] - t["ts"] <= 10 * SECOND]
         wanted[buy["id"]] = max(near, key=lambda t: t["ts"])["ad"] if near else None
-    found = run(topology, {"touches": touches, "buys": buys}, workers=3, seed=2)["out"]
+    found = run(ATTRIBUTION, {"touches": touches, "buys": buys}, workers=3, seed=2)["out"]
     assert {one["conversion"]: one["touch"] for one in found} == wanted
     assert len(found) == len(buys)
 
 
 def test_a_user_who_never_ceases_to_touch_keeps_no_more_touches_than_a_conversion_may_have():
-    topology = with_one(
-        Attribution("out", "touches", 10),
-        Input("touches", key="user", value="ad"),
-        Input("buys", key="user", value="id"),
-    )
-    bench = Bench(topology)
+    bench = Bench(ATTRIBUTION)
     sizes = []
     for n in range(1000):
         bench.send("touches", {"user": "a", "ad": n, "ts": n * SECOND})
