@@ -19,6 +19,7 @@ from photon.cluster.dead_letters import (
     replay_in,
 )
 from photon.cluster.topology import Topology, find_system
+from photon.connect.rows import place_of
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 
@@ -79,7 +80,7 @@ def show_letters(as_json: bool, limit: int | None, **which: Any) -> None:
     def shown(line: bytes, letter: Letter) -> bytes:
         if as_json:
             return line
-        head = f"{letter.fate.value}: {letter.reason}\n  {letter.file}:{letter.offset}\n  "
+        head = f"{letter.fate.value}: {letter.reason}\n  {place_of(letter.file, letter.offset)}\n  "
         return head.encode() + letter.line() + b"\n"
 
     chosen = _filter(which)

@@ -11,6 +11,7 @@ from photon.cli.options import json_flag, show_time, system_options
 from photon.cluster.explain import explain
 from photon.cluster.registry_access import RESUME, has_ended, notice
 from photon.cluster.topology import find_system
+from photon.connect.rows import place_of
 from photon.core.errors import UsageError
 
 
@@ -72,7 +73,7 @@ def told(found: dict[str, Any]) -> list[str]:
         lines.append(f"  joined         {row['file']}, {place}")
     for row in found["dead_letters"]:
         lines.append(f"  dead letter    {row['datacenter']}: {row['fate']}: {row['reason']}")
-        lines.append(f"                 from {row['file']}, offset {row['offset']}")
+        lines.append(f"                 from {place_of(row['file'], row['offset'])}")
     for datacenter, row in found["pending"].items():
         if row is not None and "silent" in row:
             lines.append(f"  dispatcher     {datacenter}: does not answer")

@@ -37,6 +37,7 @@ from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, me
 from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, REGISTRY, Topology, unplaced
 from photon.connect.importer import STDIN, copy_stdin, follow_stdin, side_of_stdin, stdin_pattern
+from photon.connect.rows import place_of
 from photon.connect.uris import is_source
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, UsageError
@@ -541,7 +542,8 @@ def _tell_misnamed(display: RunDisplay, letters: Path, summary: Mapping[str, Any
                 f". Name the fields in a photon.toml, [{side}] (`photon init` guesses them), and give it as "
                 "--config, with another --out"
             )
+            where = place_of(first["file"], first["offset"])
             display.notice(
-                f"no {side} event could be read: {first['file']} at {first['offset']}: {first['reason']}"
+                f"no {side} event could be read: {where}: {first['reason']}"
                 + ("" if NOT_UTF8 in first["reason"] else mend)
             )

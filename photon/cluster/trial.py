@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from photon.connect.importer import fields_of, side_of_stdin
+from photon.connect.rows import place_of
 from photon.connect.sample import sampled
 from photon.core.columns import split_ids
 from photon.core.settings import Settings
@@ -50,7 +51,7 @@ def _try(settings: Settings, primary: Sequence[str], foreign: Sequence[str]) -> 
     files, of_primary = files_of(foreign), files_of(primary)
     for path, lines in first_lines(files, EVENTS_MAX):
         batch = parser.parse_foreign(b"\n".join(lines))
-        _note(trial, "foreign", path, batch.malformed)
+        _note(trial, "foreign", path, 0, batch.malformed)
         for primary_id, line in zip(split_ids(batch.primary_ids), batch.lines, strict=True):
             wanted.setdefault(primary_id, []).append(line)
         trial.foreign += len(batch.lines)
@@ -61,6 +62,7 @@ def _try(settings: Settings, primary: Sequence[str], foreign: Sequence[str]) -> 
 def _look(trial: Trial, settings: Settings, paths: Sequence[str], wanted: dict[bytes, list[bytes]]) -> None:
     parser, size = json_lines(settings), 0
     for path in paths:
+        start = 0
         for piece in pieces(path):
             if not wanted:
                 return
@@ -69,7 +71,8 @@ def _look(trial: Trial, settings: Settings, paths: Sequence[str], wanted: dict[b
                 return
             size += len(piece)
             batch = parser.parse_primary(piece)
-            _note(trial, "primary", path, batch.malformed)
+            _note(trial, "primary", path, start, batch.malformed)
+            start += len(piece)
             trial.primary += len(batch.lines)
             ids = split_ids(batch.ids)
             for primary_id in wanted.keys() & set(ids):
@@ -79,6 +82,7 @@ def _look(trial: Trial, settings: Settings, paths: Sequence[str], wanted: dict[b
                     trial.pairs.append((named[0], batch.lines[ids.index(primary_id)]))
 
 
-def _note(trial: Trial, side: str, path: str, malformed: Sequence[Malformed]) -> None:
+def _note(trial: Trial, side: str, path: str, start: int, malformed: Sequence[Malformed]) -> None:
+    """`start`: where in the file the chunk of these lines stands."""
     if malformed and side not in trial.malformed:
-        trial.malformed[side] = f"{path} at {malformed[0].start}: {malformed[0].reason}"
+        trial.malformed[side] = f"{place_of(path, start + malformed[0].start)}: {malformed[0].reason}"

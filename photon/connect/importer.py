@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from photon.connect.ports import Batch, Fields, Loss, Runs, State
+from photon.connect.rows import note_rows, rows_path
 from photon.connect.uris import is_source, make_source, parse_uri
 from photon.core.clock import Background, Backoff
 from photon.core.disk import LmdbFile, make_directory, storage_errors
@@ -88,9 +89,9 @@ class _Append(msgspec.Struct, frozen=True, array_like=True):
 class Copies:
     """The logs of one source, and how far each partition is copied. For one thread."""
 
-    def __init__(self, directory: Path, file_bytes_max: int) -> None:
+    def __init__(self, directory: Path, file_bytes_max: int, source: str) -> None:
         """CorruptStateError, StorageError."""
-        self.directory = directory
+        self.directory, self._source = directory, source
         with storage_errors(directory):
             make_directory(directory)
         self._file = LmdbFile(
@@ -169,6 +170,7 @@ class Copies:
                     upto[batch.partition] = first + count - 1
                 append = _Append(place.file, place.offset, tuple(parts))
                 txn.put(_STRIPE + bytes([stripe]), msgspec.msgpack.encode(append))
+                note_rows(self._logs[stripe].path(place.file), place.offset, of_it, self._source)
             for partition, number in upto.items():
                 txn.put(_PARTITION + partition.encode(), msgspec.msgpack.encode(number))
         for stripe, column in lines.items():
@@ -193,6 +195,7 @@ class Copies:
                     status = path.stat()
                     if number < log.position.file and keep_s and now_s - status.st_mtime > keep_s:
                         path.unlink()
+                        rows_path(path).unlink(missing_ok=True)
                     else:
                         size += status.st_size
         return size
@@ -231,10 +234,11 @@ class Import:
         """UsageError for a source that can't be; CorruptStateError, StorageError. `fail` is told of what no
         other try will mend; until `may_begin`, nothing is read."""
         self._name, self.side, self._drain = parse_uri(text).shown, side, drain
+        self._text = text
         self._source = make_source(text, fields_of(settings, side))
         self._directory, self._settings = copies_of(directory, side, text), settings.imports
         self._notice, self._fail, self._may_begin = notice, fail, may_begin
-        self._copies = Copies(self._directory, settings.imports.file_bytes_max)
+        self._copies = Copies(self._directory, settings.imports.file_bytes_max, text)
         self._opened = False
         self.caught_up = False
         """Whether all but the last records have been copied, once since the start."""
@@ -340,7 +344,7 @@ class Import:
         self._opened = False
         with contextlib.suppress(PhotonError):
             self._copies.close()
-            self._copies = Copies(self._directory, self._settings.file_bytes_max)
+            self._copies = Copies(self._directory, self._settings.file_bytes_max, self._text)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from typing import Final
 
 from photon.connect.importer import STDIN
 from photon.connect.ports import Fields, State
+from photon.connect.rows import note_rows
 from photon.connect.uris import is_source, make_source
 
 _WAIT_S: Final = 0.5
@@ -57,6 +58,7 @@ def _copy(text: str, fields: Fields, records_max: int, path: Path) -> bool:
         with path.open("wb") as file:
             while source.state() is not State.FINISHED and records < records_max:
                 for batch in source.read(_WAIT_S):
+                    note_rows(path, file.tell(), [batch], text)
                     file.write(batch.lines)
                     records += sum(count for _, count in batch.runs)
         return source.state() is State.FINISHED

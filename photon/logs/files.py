@@ -215,7 +215,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
             ) from error
         if is_there and stat.S_ISFIFO(fixed.stat().st_mode):
             raise UsageError(
-                f"{fixed} is a pipe, which can be read once only: pipe it in, and write - for it"
+                f"{fixed} is a pipe, which can be read once only: pipe it into photon join and write - for it"
             )
         if not is_there:
             kind = "file or directory" if not glob.has_magic(pattern) else "directory"

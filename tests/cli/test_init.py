@@ -225,7 +225,7 @@ def test_standard_input_is_looked_at_by_init_and_check_as_any_log(tmp_path, comm
     assert checked.out.splitlines()[-1].startswith("200 of 200 foreign events")
     os.mkfifo(tmp_path / "fifo")
     said = refused("join", "--check", "--primary", tmp_path / "p.jsonl", "--foreign", tmp_path / "fifo")
-    assert "fifo is a pipe, which can be read once only: pipe it in, and write - for it" in said
+    assert "fifo is a pipe, which can be read once only: pipe it into photon join and write - for it" in said
     for asked in (("init", "--config", tmp_path / "x"), ("join", "--check")):
         assert "standard input (-) can be one" in refused(*asked, "--primary", "-", "--foreign", "-")
 

@@ -1,6 +1,7 @@
 """The copies of a source: each record once, in whole lines, whatever a crash leaves of the last append."""
 
 import itertools
+import json
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ from photon.connect import importer
 from photon.connect import server as importer_server
 from photon.connect.importer import Copies, Import, copies_of
 from photon.connect.ports import Batch, Loss, State
+from photon.connect.rows import place_of
 from photon.connect.server import ImporterServer
 from photon.core.errors import CorruptStateError, DiskFullError, UnavailableError, UsageError
 from photon.core.settings import Imports, Settings
@@ -41,8 +43,8 @@ TURNS = [
 
 @pytest.fixture
 def copies(tmp_path):
-    def open_them():
-        return Copies(tmp_path / "copies", FILE_BYTES)
+    def open_them(source="kafka://host/topic"):
+        return Copies(tmp_path / "copies", FILE_BYTES, source)
 
     return open_them
 
@@ -59,6 +61,42 @@ def test_each_record_is_copied_once(copies, tmp_path):
     again.close()
     assert copied(tmp_path / "copies") == lines_of(*itertools.chain(*TURNS))
     assert max(path.stat().st_size for path in (tmp_path / "copies").glob("*.jsonl")) <= FILE_BYTES
+
+
+def each_place(directory):
+    """Of each line of the copies: where `place_of` says that it comes from, and where it does."""
+    for path in directory.glob("*.jsonl"):
+        offset = 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            event = json.loads(line)
+            for at in (offset, offset + len(line) - 1):
+                yield place_of(str(path), at), f"{event['p']}, row {event['n'] + 2}", f"{path} at {at}"
+            offset += len(line)
+
+
+@pytest.mark.parametrize("keep", range(0, 260, 20))
+def test_a_line_of_a_table_is_known_by_its_row_whatever_a_kill_leaves(copies, tmp_path, keep):
+    tables = [[batch(p, (first, n)) for p, first, n in turn] for turn in (
+        [("a", 0, 3), ("b", 0, 2), ("e", 0, 1), ("f", 0, 1), ("g", 0, 2)],
+        [("a", 3, 2), ("g", 2, 1), ("b", 2, 1), ("a", 5, 2)],
+    )]  # fmt: skip
+    one, directory = copies("logs/*.csv"), tmp_path / "copies"
+    one.append(tables[0])
+    before = {path: path.stat().st_size for path in directory.glob("*.jsonl")}
+    one.append(tables[1])
+    one.close()
+    last_append_cut(directory, before, keep)
+    again = copies("logs/*.csv")
+    ends = {"a": 7, "b": 4, "g": 4}
+    for name in ("b", "g", "a"):
+        first = again.after.get(name, -1) + 1
+        again.append([batch(name, (first, ends[name] - first))])
+    again.close()
+    assert len([*each_place(directory)]) == 2 * (7 + 4 + 1 + 1 + 4)
+    assert all(found == wanted for found, wanted, _ in each_place(directory))
+    for path in directory.glob("*.rows"):
+        path.unlink()
+    assert all(found == copy for found, _, copy in each_place(directory))
 
 
 def last_append_cut(directory, lengths_before, keep):

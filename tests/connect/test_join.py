@@ -65,6 +65,22 @@ def test_parquet_with_standard_input(tmp_path):
 
 
 @pytest.mark.cluster
+def test_a_bad_row_is_complained_of_by_its_file_and_row(tmp_path, command):
+    """Nobody knows the copies that it was read from."""
+    (tmp_path / "q.csv").write_text("key,ts_us\n1,5\n", "utf-8")
+    (tmp_path / "c.csv").write_text("id,primary_id,ts_us\nc1,1,5\nc2,1,n/a\nc3,,7\n", "utf-8")
+    logs = ("--primary", tmp_path / "q.csv", "--foreign", tmp_path / "c.csv")
+    checked = command("join", "--check", *logs).out
+    assert f"no primary event: {tmp_path / 'q.csv'}, row 2: not a valid event" in checked
+    assert f"no foreign event: {tmp_path / 'c.csv'}, row 3: " in checked
+    joined = photon("join", *logs, "--out", tmp_path / "out")
+    assert f"no primary event could be read: {tmp_path / 'q.csv'}, row 2: not a valid event" in joined.stderr
+    shown = command("dead-letters", "show", "--out", tmp_path / "out", "--fate", "malformed").out
+    assert f"  {tmp_path / 'c.csv'}, row 3\n" in shown
+    assert f"  {tmp_path / 'c.csv'}, row 4\n" in shown
+
+
+@pytest.mark.cluster
 def test_what_was_imported_is_verified_by_the_names_it_was_joined_by(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
