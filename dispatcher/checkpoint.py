@@ -95,6 +95,9 @@ class Book:
         self._dirty = set(self._files)
         for values in ledger.waiting_values():
             _sort_in(self._opened, unpack_places(values))
+        self.next_number = 1 + max([0, *self._files, *self._opened, *self._placed])
+        """Of a file: no event that waits and no dead letter stands in one of that number, or of a higher one,
+        also where those files are gone."""
 
     def note(self, files: Iterable[FileState], opened: Places, ended: Places) -> None:
         """A transaction is done: the states of these files, events that wait from now on, and that wait no
@@ -186,16 +189,13 @@ class Lost:
     letters: int
 
 
-def cut_letters(dead_letters: Path, worker: int, kept: Kept) -> None:
-    """Those after the ones that are counted, where they can be seen: they are decided on again. Before this
-    process opens the worker's ledger. StorageError."""
-    end = kept.end
-    if end is None:
-        return
-    stem = letters_stem(worker, end.process)
-    if (dead_letters / f"{stem}-{end.position.file:06d}.jsonl").exists():
+def cut_letters(dead_letters: Path, worker: int, process: int, end: LogPosition) -> None:
+    """Those of a process after the ones that are counted, where they can be seen: they are decided on again.
+    While nobody has the worker's ledger open there. StorageError."""
+    stem = letters_stem(worker, process)
+    if (dead_letters / f"{stem}-{end.file:06d}.jsonl").exists():
         with closing(RotatingLog(dead_letters, stem, DEAD_LETTER_FILE_BYTES_MAX)) as letters:
-            letters.truncate(end.position)
+            letters.truncate(end)
 
 
 def restore(
@@ -211,13 +211,12 @@ def restore(
     found = find(patterns, lambda *_: None)
     here = {number: _found_here(state, found) for number, state in kept.files.items()}
     values: list[bytes] = []
-    lost = 0
     for number, offsets in kept.open.items():
         state = here.get(number)
         lines = {} if state is None else _lines_at(state, found, offsets)
         events = _parsed(number, shown(state.name) if state else "", lines, log_format, now_us)
-        lost += len(offsets) - len(events)
         values += pack_values(events) if len(events) else []
+    lost = kept.totals.waiting - len(values)
     totals = kept.totals.plus(Totals(-lost, {}, 0, NOTHING.latencies, lost))
     due_us = np.full(len(values), now_us, np.int64)
     letters = list(_letters(kept.letters, here, found))

@@ -434,10 +434,6 @@ class Ledger:
             self._state, self.placed = after, placed
             return keys
 
-    def cut_letters(self, position: LogPosition) -> None:
-        """Dead letters after that are told by another dispatcher. To be closed then. StorageError."""
-        self._letters.truncate(position)
-
     def close(self) -> None:
         with self._mutex:
             self.file.close()

@@ -45,8 +45,10 @@ class LogReader:
         mine: Callable[[str], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
         by_name: Callable[[str], bool] = lambda _: False,
+        first: int = 0,
     ) -> None:
-        """`states`: of the files as the ledger knows them; `mine`, `wake` and `by_name` as LogFollower's."""
+        """`states`: of the files as the ledger knows them; `mine`, `wake`, `by_name` and `first` as
+        LogFollower's."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
         self._mutex = threading.Lock()  # over the tracker, `_changed` and `_lost_bytes`
         self.follower = LogFollower(
@@ -60,6 +62,7 @@ class LogReader:
             mine,
             wake,
             keep_copies=False,
+            first=first,
             by_name=by_name,
             order=lambda number: self._newest_of.get(number, 0),
         )

@@ -2,11 +2,13 @@
 
 A dispatcher says every second that it is there, and learns which shares are its own. Of each it has a thread,
 which takes up what is kept of the share, runs a worker, and keeps a checkpoint of it
-(dispatcher/checkpoint.py) about once a second, under the sequencer it was given. Where that is no longer the
-present one, another dispatcher has gone on with the share, and what is here of it is forgotten.
+(dispatcher/checkpoint.py) about once a second, under the sequencer it was given. Where that is no longer
+the present one, the share is another's, or its own again under the next one. What is here of it stays until
+another dispatcher has written: that one has gone on with the share, and what is here is forgotten.
 
-The state on this machine's disk counts if nobody else has written since: it is as new or newer. Who can't
-reach the registry for MEMBER_LEASE_S rests until it can: by then others may have its shares.
+The state on this machine's disk counts if nobody else has written since: it is as new or newer, and it has
+the lines of events that wait, whose logs may be gone. Who can't reach the registry for MEMBER_LEASE_S rests
+until it can: by then others may have its shares.
 """
 
 import contextlib
@@ -16,13 +18,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from dispatcher.checkpoint import differing
+from dispatcher.checkpoint import cut_letters, differing
 from dispatcher.worker import INBOX_ONLY, Site, Worker, forget, restored
 from dispatcher.workers import worker_directory
 from idregistry.client import RegistryClient
 from photon.core.clock import Background, Backoff
 from photon.core.disk import write_file
-from photon.core.errors import PhotonError, StorageError, UnavailableError, UsageError, told
+from photon.core.errors import PhotonError, UnavailableError, UsageError, told
+from photon.logs.writer import LogPosition
 from photon.raft.rules.placement import BEAT_EVERY_S, MEMBER_LEASE_S, Group
 
 CHECKPOINT_EVERY_S: Final = 1.0
@@ -67,6 +70,8 @@ class Shares:
         self._clock = site.clock
         self._heard = float("-inf")
         self._keepers: dict[int, Keeper] = {}
+        self._left: dict[int, _Left] = {}
+        """Shares that are lost, with which nobody has gone on yet."""
         self._inbox: Worker | None = None
         self._beats = Background("shares", self._beat, _RETRIES)
 
@@ -137,6 +142,14 @@ class Shares:
                 keeper.want(Want.RELEASE)
             if keeper.ended:
                 del self._keepers[number]
+                if keeper.left is not None:
+                    self._left[number] = keeper.left
+        for number, left in list(self._left.items()):
+            if number not in owned and group.shares[number].written != left.written:
+                left.forget(self._site, number)
+            elif number not in owned:
+                continue  # nobody has gone on with it yet
+            del self._left[number]  # forgotten, or whoever takes it up here sees who has written
         for number, share in owned.items():
             if number in self._keepers:
                 continue
@@ -168,6 +181,19 @@ class Shares:
         self._inbox.start()
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """`written`: the sequencer under which it was kept last; `end`: of the dead letters that are kept."""
+
+    written: int | None
+    end: LogPosition
+
+    def forget(self, site: Site, number: int) -> None:
+        """Another one tells of the dead letters after those. StorageError."""
+        cut_letters(site.dead_letters, number, site.number, self.end)
+        forget(site, number)
+
+
 class Keeper:
     """One share, from its first checkpoint here to its last; `on_end` is called once it has `ended`."""
 
@@ -191,6 +217,8 @@ class Keeper:
         self.trouble: str | None = None
         """Why no checkpoint could be kept the last time."""
         self.ended = False
+        self.left: _Left | None = None
+        """If it was lost: then what is here still counts, unless another one has written."""
 
     def start(self) -> None:
         self._thread.start()
@@ -232,7 +260,7 @@ class Keeper:
             return True
         worker.close()
         if stands is False:
-            forget(self._site, self._number)
+            self.left = _Left(self._written_here(), self._letters)
         return False
 
     def _keep(self) -> None:
@@ -256,12 +284,9 @@ class Keeper:
             with contextlib.suppress(UnavailableError):
                 self._checkpoint(worker, release=True)
         elif self._wanted is Want.LOSE:
-            with contextlib.suppress(StorageError):
-                worker.ledger.cut_letters(self._letters)  # another dispatcher tells of those after it
+            self.left = _Left(self._written_here(), self._letters)
         self.worker = None
         worker.close()
-        if self._wanted is Want.LOSE:
-            forget(self._site, self._number)
 
     def _checkpoint(self, worker: Worker, release: bool = False) -> bool:
         """Keep what has changed; False: the share is another's. UnavailableError."""
@@ -280,9 +305,9 @@ class Keeper:
             if not done.stands:
                 return release
             self._kept, self._letters = rows, letters
+            if self._written_here() != self.sequencer:
+                write_file(self._path, f"{self.sequencer}\n".encode())
         self.trouble = None
-        if self._written_here() != self.sequencer:
-            write_file(self._path, f"{self.sequencer}\n".encode())
         return True
 
     def _written_here(self) -> int | None:

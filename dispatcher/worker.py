@@ -91,6 +91,7 @@ class Worker:
                 mine_of(number, of) if of != INBOX_ONLY else None,
                 wake.set,
                 inbox.holds,
+                self.book.next_number if self.book else 1,
             )
             pacing = Pacing(own.batches_in_flight_max, own.batch_events_max, settings.logs.chunk_bytes)
             self._gate = Gate(pacing, site.clock, site.rng, self._gate_stopping, site.notice)
@@ -158,7 +159,8 @@ def restored(site: Site, number: int, rows: Mapping[bytes, bytes]) -> None:
         return
     own, letters = site.settings.dispatcher, site.dead_letters
     kept = unpack_rows(rows)
-    cut_letters(letters, number, kept)
+    if kept.end is not None:
+        cut_letters(letters, number, kept.end.process, kept.end.position)
     ledger = Ledger(place, letters, own.state_bytes_max, number, site.number)
     try:
         lost = restore(ledger, kept, site.patterns, letters, json_lines(site.settings), site.clock.now_us())

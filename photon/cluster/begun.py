@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,15 +56,8 @@ class Begun:
             with storage_errors(self.work):
                 shown = " and ".join(parse_uri(uri).shown for uri in self.stores)
                 write_file(self.work / ELSEWHERE, shown.encode())
-        with contextlib.ExitStack() as held:
-            first = store_of(self.work, self.stores[0] if self.stores else "", number)
-            held.callback(first.close)
-            stores = [first]
-            for uri in self.stores[1:]:
-                other = shared_store(uri, number=number)
-                held.callback(other.close)
-                other.reach()
-                stores.append(other)
+        with self._opened(number) as stores:
+            first = stores[0]
             self._same_servers(stores)
             self._go_on(first)
             for store in stores:
@@ -72,13 +66,28 @@ class Begun:
             if self.history is not None and first.numbers(TAKEN_UP) is None:
                 raise UsageError(f"{self.work} has begun without a history: give it a --work of its own")
             numbers = numbered(topology, known)
-            plan = Plan(topology, numbers)
-            check_states(
-                plan, lambda prefix: itertools.chain.from_iterable(store.scan(prefix) for store in stores)
-            )
+            plan = _checked(Plan(topology, numbers), stores)
             for store in reversed(stores):  # the first one last: it says what is known
                 store.numbers(NUMBERS_ROW, msgspec.msgpack.encode(numbers))
         return plan
+
+    def check(self, topology: Topology, number: int) -> None:
+        """Whether it reads what the run has stored by this round. UsageError, StorageError."""
+        with self._opened(number) as stores:
+            known = unpack_numbers(stores[0].numbers(NUMBERS_ROW))
+            _checked(Plan(topology, numbered(topology, known)), stores)
+
+    @contextlib.contextmanager
+    def _opened(self, number: int) -> Iterator[list[LoggedStore]]:
+        with contextlib.ExitStack() as held:
+            stores = [store_of(self.work, self.stores[0] if self.stores else "", number)]
+            held.callback(stores[0].close)
+            for uri in self.stores[1:]:
+                other = shared_store(uri, number=number)
+                held.callback(other.close)
+                other.reach()
+                stores.append(other)
+            yield stores
 
     def _same_servers(self, stores: list[LoggedStore]) -> None:
         """Each has the slots of its place among them. UsageError."""
@@ -131,3 +140,9 @@ class Begun:
                 f"{self.work} was begun with {'; '.join(changed)}: what it holds is of that. Give the same "
                 "again, or another --work"
             )
+
+
+def _checked(plan: Plan, stores: Sequence[LoggedStore]) -> Plan:
+    """If its code reads the state that there is. UsageError."""
+    check_states(plan, lambda prefix: itertools.chain.from_iterable(store.scan(prefix) for store in stores))
+    return plan

@@ -417,8 +417,9 @@ class WheelRun:
         if not wrong:
             try:
                 topology = fresh(self._name)
-            except PhotonError as error:  # it has become another one meanwhile
-                wrong = str(error)
+                self._begun.check(topology, self._machines.view.round.number)
+            except PhotonError as error:  # such as state that it does not read
+                topology, wrong = None, str(error)
         self._tell_asker(trial.asker, wrong)
         if topology is not None:  # by workers that import it
             self._tell("new code: the workers start again")

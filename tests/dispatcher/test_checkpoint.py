@@ -175,6 +175,34 @@ def test_events_whose_log_is_gone_are_lost_told_and_not_counted(tmp_path, new_le
     assert (ledger.totals.foreign_events, ledger.pending, ledger.totals.lost_bytes) == (18, 0, 2)
 
 
+def test_files_that_come_after_those_that_are_gone_get_numbers_of_their_own(tmp_path, new_ledger):
+    """Else events that wait of both would be taken for one another."""
+    log = tmp_path / "c.jsonl"
+    log.write_bytes(clicks(0, 20))
+    ledger = new_ledger("here")
+    lines = {offset: clicks(0, 20)[offset:].partition(b"\n")[0] for offset in starts(clicks(0, 20))[:2]}
+    state = FileState(**{name: getattr(state_of(log), name) for name in FileState.__slots__} | {"number": 7})
+    events = _parsed(7, state.name, lines, json_lines(Settings()), 5)
+    totals = Totals(2, {}, 0, NOTHING.latencies)
+    ledger.record(Entry([state], totals, due_us=np.full(2, 7), retries=pack_values(events)))
+    ledger.record(
+        Entry([FileState(**{n: getattr(state, n) for n in state.__slots__} | {"gone": True})], NOTHING)
+    )
+    assert ledger.files() == []
+    assert Book(ledger).next_number == 8
+
+
+def test_what_is_made_anew_adds_up_whatever_is_kept(tmp_path, new_ledger):
+    log = tmp_path / "c.jsonl"
+    log.write_bytes(clicks(0, 20))
+    offsets = [starts(clicks(0, 20))[n] for n in (2, 5)]
+    rows = rows_of(new_ledger, state_of(log), offsets, Totals(20, {Fate.JOINED: 18}, 0, NOTHING.latencies))
+    rows = {key: value for key, value in rows.items() if key[:1] != b"o"}
+    ledger = new_ledger("after")
+    assert restored(ledger, rows, tmp_path / "*.jsonl") == Lost(2, 0)
+    assert (ledger.totals.foreign_events, ledger.pending) == (18, 0)
+
+
 def test_rows_that_are_none_are_told():
     for rows in ({b"s": b"?"}, {b"f" + bytes(8): b"?"}, {b"o" + bytes(8): b"?"}):
         with pytest.raises(CorruptStateError, match="can't be read"):
@@ -260,7 +288,8 @@ def test_dead_letters_that_can_be_seen_are_not_written_again(tmp_path, new_ledge
     rows = Book(before).rows()[0]
     before.record(told(letters[:1], state_of(log)))  # after the checkpoint: it is decided again
     here = tmp_path / "letters-before"
-    cut_letters(here, 0, unpack_rows(rows))
+    end = unpack_rows(rows).end
+    cut_letters(here, 0, end.process, end.position)
     log.rename(log.with_name("c.jsonl.1"))
     after = Ledger(tmp_path / "after", here, BYTES_MAX, 0, 7)
     assert restored(after, rows, log.parent, here) == Lost(0, 0)

@@ -88,6 +88,10 @@ class Machines:
             **{fate: count for fate, count in fates.items() if count},
         }
 
+    def files(self, name):
+        """Logs that are not forgotten."""
+        return [log for worker in self.running[name]._shares.workers for log in worker.ledger.files()]
+
     def kept(self):
         """Whether all that is decided is kept in the registry, too."""
         return all(
@@ -308,6 +312,69 @@ def test_one_that_comes_back_forgets_what_others_have_gone_on_with(machines, sit
     wait_until(lambda: machines.counted() == {"events": 100, "pending": 0, "joined": 100})
     log(site, 0, 100, 200, name=next(site.logs.iterdir()).name)
     wait_until(lambda: machines.counted()["events"] == 200)
+    assert max(site.joiner.joined.values()) == 1
+
+
+def missed(machines, name):
+    """It stands still for longer than its lease; then it is heard again."""
+    machines.registry.unheard.add(name)
+
+    def is_missed():
+        machines.registry.settle(GROUP)
+        return name not in machines.registry.owners()
+
+    wait_until(is_missed)
+    machines.registry.unheard.clear()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_one_that_stood_still_keeps_the_events_that_wait_though_their_log_is_gone(machines, site, restarts):
+    there = late_primaries(site)
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    path = log(site, 0, 0, 100)
+    with path.open("ab") as file:
+        file.write(b"no event\n")
+    expected = {"events": 101, "pending": 10, "joined": 90, "malformed": 1}
+    wait_until(lambda: machines.counted() == expected)
+    path.unlink()
+    wait_until(lambda: machines.files("a") == [])
+    wait_until(machines.kept)
+    if restarts:
+        machines.stop("a")
+        machines.start("a")
+        wait_until(lambda: machines.own("a"))
+    for _ in range(2):
+        missed(machines, "a")
+        wait_until(lambda: machines.own("a"))
+        assert machines.counted() == expected
+    assert len(machines.letters("a")) == 1
+    there.update(range(100))
+    wait_until(lambda: machines.counted() == expected | {"pending": 0, "joined": 100})
+    assert max(site.joiner.joined.values()) == 1
+
+
+def test_events_that_wait_of_a_log_that_is_gone_are_not_taken_for_those_of_the_next_one(machines, site):
+    there = late_primaries(site)
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    path = log(site, 0, 100, 200)
+    wait_until(lambda: machines.counted() == {"events": 100, "pending": 10, "joined": 90})
+    path.unlink()
+    wait_until(lambda: machines.files("a") == [])
+    machines.stop("a")
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    log(site, 0, 200, 300, name=path.name)
+    wait_until(lambda: machines.counted() == {"events": 200, "pending": 20, "joined": 180})
+    wait_until(machines.kept)
+    machines.stop("a")
+    shutil.rmtree(machines.disk("a"))
+    machines.start("b")
+    wait_until(lambda: machines.own("b"))
+    assert machines.counted() == {"events": 190, "pending": 10, "joined": 180}
+    there.update(range(300))
+    wait_until(lambda: machines.counted() == {"events": 190, "pending": 0, "joined": 190})
     assert max(site.joiner.joined.values()) == 1
 
 
