@@ -265,10 +265,11 @@ class Pusher:
             millwheel_pb2.PushRequest(producer=self._producer, after=self.number, number=number, lines=lines)
         )
 
-    def push_all(self, lines: BufferedReader) -> None:
-        """To the end, which need not have a newline; numbered by offset, the first byte's being `number`.
+    def push_all(self, lines: BufferedReader, grows: bool = False) -> int:
+        """To the end, numbered by offset, the first byte's being `number`; the bytes that were left.
 
-        UsageError for a line that is longer than a batch may be.
+        A last line without a newline is whole, but for a log that `grows`: there it is left. UsageError for a
+        line that is longer than a batch may be.
         """
         begun = b""
         while block := lines.read1(BATCH_BYTES_MAX - len(begun)):
@@ -277,8 +278,9 @@ class Pusher:
                 self.push(whole + newline, self.number + len(whole) + 1)
             elif len(begun) == BATCH_BYTES_MAX:
                 raise UsageError(f"the line at byte {self.number} is longer than {BATCH_BYTES_MAX >> 20} MiB")
-        if begun:
+        if begun and not grows:
             self.push(begun + b"\n", self.number + len(begun))
+        return len(begun) if grows else 0
 
     def close(self) -> None:
         self._channel.close()

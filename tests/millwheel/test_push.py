@@ -232,6 +232,23 @@ def test_another_file_of_the_same_producer_is_refused(served, command, tmp_path)
     assert served.lines() == b"1\n" * 10
 
 
+def test_a_line_that_is_still_written_waits_for_its_end(served, command, tmp_path):
+    log = tmp_path / "a.jsonl"
+    push_it = ["millwheel", "push", served.address, "--producer", "p", log]
+    log.write_bytes(b'{"n": 1}\n{"n"')
+    done = command(*push_it)
+    assert (done.status, done.out) == (0, "pushed 9 bytes\n")
+    assert done.err.count("\n") == 1
+    assert f"{log}: its last line (4 bytes) has no newline" in done.err
+    assert "echo >> FILE" in done.err
+    assert command(*push_it).out == "pushed 0 bytes\n"
+    with log.open("ab") as file:
+        file.write(b": 2}\n")
+    done = command(*push_it)
+    assert (done.status, done.out, done.err) == (0, "pushed 9 bytes\n", "")
+    assert served.lines() == b'{"n": 1}\n{"n": 2}\n'
+
+
 def test_standard_input_is_pushed_as_it_comes(served):
     command = [sys.executable, "-m", "photon", "millwheel", "push", served.address, "--producer", "p"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
