@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from io import BufferedReader
@@ -48,6 +49,8 @@ _encode: Final = msgspec.msgpack.encode
 _producer: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 _RETRIES: Final = Backoff(0.05, 2.0)
 _CALL_S: Final = 10.0
+_SILENT_S: Final = 1.0
+"""A call that failed for longer says that it waits."""
 
 
 class GapError(UsageError):
@@ -244,10 +247,18 @@ class Pusher:
     """
 
     def __init__(
-        self, address: str, producer: str, network: Network = LOOPBACK, timeout_s: float = 60.0
+        self,
+        address: str,
+        producer: str,
+        network: Network = LOOPBACK,
+        timeout_s: float = 60.0,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """UnavailableError if nobody answers in time; UsageError for a name that is none."""
+        """`notice` is told, once a call, that it waits. UnavailableError if nobody answers in time;
+        UsageError for a name that is none.
+        """
         self._address, self._producer, self._timeout_s = address, producer, timeout_s
+        self._notice = notice
         self._channel = network.open(address)
         self._stub = millwheel_pb2_grpc.InjectorStub(self._channel)  # type: ignore[no-untyped-call]
         self.number = self._call(millwheel_pb2.PushRequest(producer=producer))
@@ -294,6 +305,7 @@ class Pusher:
     def _call(self, request: millwheel_pb2.PushRequest) -> int:
         failure = UnavailableError(f"{self._address}: no time to ask")
         attempts = Attempts(_RETRIES, self._timeout_s, time.monotonic, time.sleep, random.uniform)
+        noticed = False
         for left_s in attempts:
             try:
                 return int(self._stub.Push(request, timeout=min(left_s, _CALL_S)).number)
@@ -304,6 +316,9 @@ class Pusher:
                     case grpc.StatusCode.INVALID_ARGUMENT:
                         raise UsageError(error.details()) from error
                 failure = to_photon_error(error, self._address)
+                if not noticed and attempts.left_s < self._timeout_s - _SILENT_S:
+                    noticed = True
+                    self._notice(f"waits for {self._address}, up to {self._timeout_s:g} s: is its run up?")
         raise failure
 
 

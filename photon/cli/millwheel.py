@@ -164,7 +164,7 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
     """
     from millwheel.push import Pusher
 
-    with Pusher(address, producer, network_of(load_settings(config))) as pusher:
+    with Pusher(address, producer, network_of(load_settings(config)), notice=_tell) as pusher:
         start = pusher.number
         if file.seekable():
             size = file.seek(0, os.SEEK_END)

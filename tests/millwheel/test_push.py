@@ -29,9 +29,9 @@ PUSHED = "tests.millwheel.topologies:PUSHED"
 class Served:
     """A receiver in this process."""
 
-    def __init__(self, directory, network=None):
+    def __init__(self, directory, network=None, address=""):
         self.directory = directory
-        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
         self.network = network or Network()
         self.server = PushServer(PushedLogs(directory, SystemClock()), self.address, self.network)
         self._thread = threading.Thread(target=self.server.run)
@@ -141,6 +141,22 @@ def test_a_batch_that_is_none_is_refused_and_the_next_one_is_taken(served, lines
 def test_nobody_there_is_told_in_time():
     with pytest.raises(UnavailableError):
         Pusher(f"127.0.0.1:{free_ports(1)[0]}", "p", timeout_s=0.3)
+
+
+def test_who_waits_for_a_receiver_says_so_once_and_goes_on_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(push, "_SILENT_S", 0.0)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    served, told = [], []
+
+    def come(line):
+        told.append(line)
+        served.append(Served(tmp_path, address=address))
+
+    with Pusher(address, "p", notice=come) as pusher:
+        pusher.push(b"1\n")
+    served[0].stop()
+    assert told == [f"waits for {address}, up to 60 s: is its run up?"]
+    assert served[0].lines() == b"1\n"
 
 
 def test_a_stopped_receiver_answers_who_waits(tmp_path):
