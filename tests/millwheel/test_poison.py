@@ -110,6 +110,22 @@ def test_a_dead_letter_says_why():
     assert letter["value"] == LINES[1]
 
 
+REASONS = {
+    "produce(key=17): a key is a text": lambda ctx: ctx.produce("out", 1, key=17),
+    "produce at 1.5: a time is in whole us": lambda ctx: ctx.produce("out", 1, time=1.5),
+    "produce at 1e+18: a time is in whole us": lambda ctx: ctx.produce("out", 1, time=1e18),
+    "produce at '5': a time is in whole us": lambda ctx: ctx.produce("out", 1, time="5"),
+    "hold at 1.5: a time is in whole us": lambda ctx: ctx.hold(1.5),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_key_is_a_text_and_a_time_is_whole(reason):
+    bench = Bench(poisoned(REASONS[reason]))
+    bench.send("clicks", LINES[1])
+    assert [letter["reason"] for letter in bench.dead_letters] == [f"TypeError: {reason}"]
+
+
 class MuteError(Exception):
     def __str__(self):
         raise TypeError
