@@ -126,6 +126,34 @@ def test_a_key_is_a_text_and_a_time_is_whole(reason):
     assert [letter["reason"] for letter in bench.dead_letters] == [f"TypeError: {reason}"]
 
 
+class Seen(msgspec.Struct):
+    page: str
+
+
+def test_a_value_that_cannot_be_decoded_is_shown_as_it_came():
+    class Untyped(Computation):
+        def process_record(self, record, ctx):
+            ctx.produce("seen", {"page": 7})
+
+    topology = Topology(
+        {"clicks": Logs("logs/*", "ts")},
+        {
+            "of_lines": node(Untyped(), Input("clicks", "user"), Stream("seen")),
+            "of_typed_lines": node(Relay(), Input("clicks", "user", type=Seen), Stream("again")),
+            "of_values": node(Relay(), Input("seen", type=Seen)),
+        },
+    )
+    bench = Bench(topology)
+    bench.send("clicks", b'{"user": "ann", "ts": 1, "n": 1e999}', {"user": "bob", "ts": 2})
+    found = {(letter["computation"], letter["key"]): letter["value"] for letter in bench.dead_letters}
+    assert found == {
+        ("of_lines", "ann"): '{"user": "ann", "ts": 1, "n": 1e999}',
+        ("of_typed_lines", "ann"): '{"user": "ann", "ts": 1, "n": 1e999}',
+        ("of_typed_lines", "bob"): {"user": "bob", "ts": 2},
+        ("of_values", "bob"): {"page": 7},
+    }
+
+
 class MuteError(Exception):
     def __str__(self):
         raise TypeError
