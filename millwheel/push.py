@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from io import BufferedReader
@@ -48,6 +49,8 @@ _encode: Final = msgspec.msgpack.encode
 _producer: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 _RETRIES: Final = Backoff(0.05, 2.0)
 _CALL_S: Final = 10.0
+_SILENT_S: Final = 1.0
+"""A call that failed for longer says that it waits."""
 
 
 class GapError(UsageError):
@@ -244,10 +247,18 @@ class Pusher:
     """
 
     def __init__(
-        self, address: str, producer: str, network: Network = LOOPBACK, timeout_s: float = 60.0
+        self,
+        address: str,
+        producer: str,
+        network: Network = LOOPBACK,
+        timeout_s: float = 60.0,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """UnavailableError if nobody answers in time; UsageError for a name that is none."""
+        """`notice` is told, once a call, that it waits. UnavailableError if nobody answers in time;
+        UsageError for a name that is none.
+        """
         self._address, self._producer, self._timeout_s = address, producer, timeout_s
+        self._notice = notice
         self._channel = network.open(address)
         self._stub = millwheel_pb2_grpc.InjectorStub(self._channel)  # type: ignore[no-untyped-call]
         self.number = self._call(millwheel_pb2.PushRequest(producer=producer))
@@ -265,10 +276,11 @@ class Pusher:
             millwheel_pb2.PushRequest(producer=self._producer, after=self.number, number=number, lines=lines)
         )
 
-    def push_all(self, lines: BufferedReader) -> None:
-        """To the end, which need not have a newline; numbered by offset, the first byte's being `number`.
+    def push_all(self, lines: BufferedReader, grows: bool = False) -> int:
+        """To the end, numbered by offset, the first byte's being `number`; the bytes that were left.
 
-        UsageError for a line that is longer than a batch may be.
+        A last line without a newline is whole, but for a log that `grows`: there it is left. UsageError for a
+        line that is longer than a batch may be.
         """
         begun = b""
         while block := lines.read1(BATCH_BYTES_MAX - len(begun)):
@@ -277,8 +289,9 @@ class Pusher:
                 self.push(whole + newline, self.number + len(whole) + 1)
             elif len(begun) == BATCH_BYTES_MAX:
                 raise UsageError(f"the line at byte {self.number} is longer than {BATCH_BYTES_MAX >> 20} MiB")
-        if begun:
+        if begun and not grows:
             self.push(begun + b"\n", self.number + len(begun))
+        return len(begun) if grows else 0
 
     def close(self) -> None:
         self._channel.close()
@@ -292,6 +305,7 @@ class Pusher:
     def _call(self, request: millwheel_pb2.PushRequest) -> int:
         failure = UnavailableError(f"{self._address}: no time to ask")
         attempts = Attempts(_RETRIES, self._timeout_s, time.monotonic, time.sleep, random.uniform)
+        noticed = False
         for left_s in attempts:
             try:
                 return int(self._stub.Push(request, timeout=min(left_s, _CALL_S)).number)
@@ -302,6 +316,9 @@ class Pusher:
                     case grpc.StatusCode.INVALID_ARGUMENT:
                         raise UsageError(error.details()) from error
                 failure = to_photon_error(error, self._address)
+                if not noticed and attempts.left_s < self._timeout_s - _SILENT_S:
+                    noticed = True
+                    self._notice(f"waits for {self._address}, up to {self._timeout_s:g} s: is its run up?")
         raise failure
 
 

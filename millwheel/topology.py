@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 
@@ -20,17 +20,24 @@ from millwheel.errors import TopologyError
 from photon.core.addresses import split_address
 from photon.core.errors import SettingsError
 from photon.core.settings import Tls, parse_path
+from photon.logs.files import as_glob, glob_matches
 
 Late = Literal["process", "drop", "dead-letter"]
 Productions = Literal["strong", "weak"]
 Unit = Literal["s", "ms", "us", "ns", "rfc3339"]
 Key = str | Callable[[Any], str] | None
+if TYPE_CHECKING:
+    Paths = str | os.PathLike[str] | tuple[str | os.PathLike[str], ...]
+else:  # msgspec makes Logs of JSON
+    Paths = str | tuple[str, ...]
 DEAD_LETTERS: Final = "dead-letters"
 """The sink that every topology has."""
 PUSHED: Final = "pushed"
 """What the files of an injector that is pushed to are called."""
 WHOLE: Final = "*"
 """As a value: the whole line."""
+_SECONDS_MAX: Final = 1e12
+"""Of event time, which has 62 bits of microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class Logs:
     counts until enough was seen.
     """
 
-    paths: str | tuple[str, ...]
+    paths: Paths
     time: str
     unit: Unit = "us"
     lateness_s: float = 0.0
@@ -92,7 +99,8 @@ class Logs:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        return (self.paths,) if isinstance(self.paths, str) else tuple(self.paths)
+        paths = (self.paths,) if isinstance(self.paths, str | os.PathLike) else self.paths
+        return tuple(os.fspath(path) for path in paths)
 
 
 def Push(
@@ -174,6 +182,8 @@ def node(
     failure: they must follow from the record alone, and their readers must do without `exactly_once`. What a
     timer produces is always strong.
     """
+    if wrong := [part for part in parts if not isinstance(part, Input | Stream)]:
+        raise TopologyError(f"node(..., {wrong[0]!r}): give Input(...) and Stream(...) only")
     inputs = tuple(part for part in parts if isinstance(part, Input))
     streams = tuple(part for part in parts if isinstance(part, Stream))
     return Node(computation, inputs, streams, late, tries, exactly_once, productions)
@@ -217,7 +227,8 @@ class Topology:
                         f"computation '{name}' reads '{read.stream}', whose weak productions may come twice: "
                         f"give it exactly_once=False, or '{makers[read.stream]}' strong ones"
                     )
-        for name in self.sinks:
+        for name, sink in self.sinks.items():
+            _check_sink(name, sink, self.injectors)
             made_here = [stream for stream in makers if stream not in self.injectors]
             if name not in (*made_here, DEAD_LETTERS):  # an injector's lines stand in its logs
                 raise TopologyError(
@@ -263,20 +274,69 @@ def _check_node(name: str, made: Node) -> None:
         raise TopologyError(
             f"computation '{name}' is a {kind}: give {hint} (Computation or BatchComputation)"
         )
+    _check_computation(name, made.computation)
     if not made.inputs:
         raise TopologyError(f"computation '{name}' reads nothing: give it an Input")
     if made.productions not in get_args(Productions):
         raise TopologyError(f"computation '{name}': productions is one of {_names(get_args(Productions))}")
-    if made.late not in get_args(Late) or made.tries < 1:
-        raise TopologyError(
-            f"computation '{name}': late is one of {_names(get_args(Late))}, tries at least 1"
-        )
+    if made.late not in get_args(Late):
+        raise TopologyError(f"computation '{name}': late is one of {_names(get_args(Late))}")
+    if not _is_whole(made.tries, 1):
+        raise TopologyError(f"computation '{name}': tries is a whole number, at least 1, not {made.tries!r}")
+
+
+def _check_computation(name: str, computation: Computation[Any] | BatchComputation) -> None:
+    calls: dict[str, Any] = {"process_record": Computation, "process_timer": None}
+    if isinstance(computation, BatchComputation):
+        calls = {"process_batch": BatchComputation, "process_timers": None}
+    for call, base in calls.items():
+        found = getattr(computation, call)
+        if base is not None and getattr(found, "__func__", None) is getattr(base, call):
+            raise TopologyError(
+                f"computation '{name}': {type(computation).__name__} has no {call} of its own: write one"
+            )
+        _check_called(f"computation '{name}': {call}", found)
+    if isinstance(computation, Computation) and computation.state is not None:
+        try:
+            computation.state()
+        except Exception as error:
+            kind = getattr(computation.state, "__qualname__", computation.state)
+            raise TopologyError(
+                f"computation '{name}': state of a new key is {kind}(), which fails ({error}): take a type "
+                "that needs no arguments (dict, int, a struct whose fields all have defaults)"
+            ) from error
+
+
+def _check_called(what: str, function: Any) -> None:
+    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if any(kind(function) for kind in kinds):
+        raise TopologyError(f"{what} is called, and neither awaited nor iterated: no async, no yield in it")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def _check_logs(name: str, injector: Logs) -> None:
-    if not (injector.patterns or injector.listen) or injector.lateness_s < 0:
-        raise TopologyError(f"injector '{name}' needs paths (or listen), and a lateness_s of 0 or more")
-    if injector.percentile is not None and not (0 < injector.percentile < 100 and injector.lateness_s > 0):
+    if not isinstance(injector, Logs):
+        kind = type(injector).__name__
+        raise TopologyError(
+            f"injector '{name}' is a {kind}: give Logs(PATHS, time=FIELD), JoinedLogs or Push"
+        )
+    try:
+        patterns = injector.patterns
+    except TypeError:
+        patterns = ()
+    if not all(patterns) or not (patterns or injector.listen):
+        raise TopologyError(f"injector '{name}' needs paths (globs, or Path objects), or listen")
+    seconds: dict[str, Any] = {"lateness_s": injector.lateness_s, "skew_max_s": injector.skew_max_s}
+    for what, value in seconds.items():
+        if not isinstance(value, int | float) or not 0 <= value <= _SECONDS_MAX:
+            raise TopologyError(f"injector '{name}' needs a {what} of 0 or more seconds, not {value!r}")
+    percentile: Any = injector.percentile
+    if percentile is not None and not (
+        isinstance(percentile, int | float) and 0 < percentile < 100 and injector.lateness_s > 0
+    ):
         raise TopologyError(
             f"injector '{name}': a percentile is between 0 and 100 (99.9), and lateness_s the most that it "
             "waits, more than 0"
@@ -300,6 +360,16 @@ def _check_input(name: str, read: Input, of_log: bool, makers: Mapping[str, str]
         raise TopologyError(
             f"computation '{name}' reads '{read.stream}', which nobody produces; there are {_names(makers)}"
         )
+    if not (read.key is None or isinstance(read.key, str) or callable(read.key)):
+        raise TopologyError(
+            f"computation '{name}': key of '{read.stream}' is a field's path or a function, not {read.key!r}"
+        )
+    _check_called(f"computation '{name}': key of '{read.stream}'", read.key)
+    if not (read.value is None or isinstance(read.value, str | tuple | list)):
+        raise TopologyError(
+            f"computation '{name}': value of '{read.stream}' is a field's path, several, or None, not "
+            f"{read.value!r}"
+        )
     if of_log:
         if read.key is None:
             raise TopologyError(
@@ -314,7 +384,30 @@ def _check_input(name: str, read: Input, of_log: bool, makers: Mapping[str, str]
         )
 
 
+def _check_sink(name: str, sink: LogSink, injectors: Mapping[str, Logs]) -> None:
+    if not isinstance(sink, LogSink):
+        raise TopologyError(f"sink '{name}' is a {type(sink).__name__}: give LogSink(DIRECTORY)")
+    if not isinstance(sink.directory, str | os.PathLike) or not os.fspath(sink.directory):
+        raise TopologyError(f"sink '{name}': directory is the path of one, not {sink.directory!r}")
+    if not _is_whole(sink.file_bytes_max, 1):
+        raise TopologyError(
+            f"sink '{name}': file_bytes_max is a whole number, at least 1, not {sink.file_bytes_max!r}"
+        )
+    directory = Path(os.path.abspath(sink.directory))
+    files = [(directory / f"{name}-0{end}").parts for end in ("-000000.jsonl", ".manifest")]
+    for injector, logs in injectors.items():
+        for pattern in logs.patterns:
+            glob = Path(os.path.abspath(as_glob(pattern))).parts
+            if Path(os.path.abspath(pattern)) == directory or any(glob_matches(glob, file) for file in files):
+                raise TopologyError(
+                    f"sink '{name}': directory '{sink.directory}' has its files where injector '{injector}' "
+                    f"reads ({pattern}): name another one"
+                )
+
+
 def _check_path(what: str, path: str) -> None:
+    if not isinstance(path, str):
+        raise TopologyError(f"{what}: a field's path is a text ('object.field'), not {path!r}")
     try:
         parse_path(path)
     except SettingsError as error:

@@ -251,8 +251,6 @@ class KeyContext:
         self._due.drop(self.key, _CLOCKS[clock], tag)
 
     def hold(self, time: int) -> None:
-        if type(time) is not int:
-            raise TypeError(f"hold({time!r}): a time is in whole us")
         self._check_time("hold", time)
         self._stage._timers_of(self.key)
         self._due.set(self.key, HOLD, "", time)
@@ -270,13 +268,19 @@ class KeyContext:
             raise KeyError(f"'{name}' is no stream that '{self._stage.name}' declares")
         if time is None:
             time = self.time
-        elif time < self.floor:
+        elif type(time) is not int or time < self.floor:
             self._check_time("produce", time)
-        columns[0].append(self.key if key is None else key)
+        if key is None:
+            key = self.key
+        elif not isinstance(key, str):
+            raise TypeError(f"produce(key={key!r}): a key is a text")
+        columns[0].append(key)
         columns[1].append(time)
         columns[2].append(wire(value))
 
     def _check_time(self, what: str, time: int) -> None:
+        if type(time) is not int:
+            raise TypeError(f"{what} at {time!r}: a time is in whole us")
         held = self._due.time_of(self.key, HOLD, "")
         least = self.floor if held is None else min(held, self.floor)
         if time < least:

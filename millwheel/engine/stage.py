@@ -7,6 +7,7 @@ What user code hands over is made to bytes while its call can still be undone (`
 can't be is a failure of that call alone, and not of the commit, which is everybody's.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from millwheel.engine.calls import Calls
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
 from millwheel.engine.hot import Heavy
 from millwheel.engine.plan import Plan, shown_type, state_type
-from millwheel.engine.records import Records, Slots, opener, values_of
+from millwheel.engine.records import Ext, Records, Slots, opener, values_of
 from millwheel.engine.store import (
     STATE,
     TIMERS,
@@ -281,9 +282,12 @@ def _opener(kind: Any) -> Callable[[Any], Any]:
     return opener(decoder_of(kind), from_json)
 
 
+_untyped: Final = _opener(Any)
+
+
 def shown_value(opened: Callable[[Any], Any], value: Any) -> Any:
-    """A value for a dead letter; one that can't be decoded as it was."""
-    try:
-        return plain(opened(value))
-    except Exception:
-        return repr(value)
+    """A value for a dead letter: if it is not of its type, as it came; if it can't be decoded, its text."""
+    for decoded in (opened, _untyped):
+        with contextlib.suppress(Exception):
+            return plain(decoded(value))
+    return bytes(value.data).decode("utf-8", "replace") if isinstance(value, Ext) else repr(value)

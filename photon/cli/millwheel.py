@@ -74,15 +74,11 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
     from photon.cluster.wheels import WheelRun
 
     die_with_parent()  # of `photon dev`
-
-    def tell(line: str) -> None:
-        click.echo(f"photon: {line}", err=True)
-
-    run = WheelRun(topology, work, workers, follow, tell, **more)
+    run = WheelRun(topology, work, workers, follow, _tell, **more)
     summary = run.run()
     for name, counts in summary["counts"].items():
         if 2 * counts.get("late", 0) > counts.get("records", 0):
-            tell(
+            _tell(
                 f"most records of '{name}' came late, behind the low watermark: see lateness_s of its logs"
                 + ("; what was written long ago is read by a run without --follow" if follow else "")
             )
@@ -103,6 +99,10 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
         if summary["dead_letters"]:
             click.echo(f"dead letters: {run.dead_letters}")
     return 1 if summary["dead_letters"] or stopped else 0
+
+
+def _tell(line: str) -> None:
+    click.echo(f"photon: {line}", err=True)
 
 
 @group.command("worker", hidden=True)
@@ -172,10 +172,11 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
     """Push lines of JSON to an injector: a file's, or those of standard input.
 
     Of a file only what this producer has not pushed yet, each line once, whatever happened to a former push.
+    A last line without a newline waits there for the rest of it.
     """
     from millwheel.push import Pusher
 
-    with Pusher(address, producer, network_of(load_settings(config))) as pusher:
+    with Pusher(address, producer, network_of(load_settings(config)), notice=_tell) as pusher:
         start = pusher.number
         if file.seekable():
             size = file.seek(0, os.SEEK_END)
@@ -184,8 +185,13 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
                     f"{producer} has pushed {start:,} bytes, of a file of {size:,}: name another producer"
                 )
             file.seek(start)
-        pusher.push_all(file)
+        left = pusher.push_all(file, grows=file.seekable())
         click.echo(f"pushed {pusher.number - start:,} bytes")
+        if left:
+            _tell(
+                f"{file.name}: its last line ({left:,} bytes) has no newline and is not pushed: push again "
+                "once it has one, or end it yourself (echo >> FILE)"
+            )
 
 
 @group.command("check")

@@ -149,7 +149,10 @@ class Master:
         return {**self.summary(), "low_watermarks": marks, "processes": workers, "graph": self.plan.graph}
 
     def why(self, name: str) -> dict[str, Any]:
-        """What holds a low watermark, from the computation up to what does hold it."""
+        """What holds a low watermark, from the computation, or the maker of a stream, up to what holds it."""
+        made = self.plan.topology.computations
+        if name not in self.authority.marks:
+            name = next((maker for maker in made if name in {s.name for s in made[maker].streams}), name)
         if name not in self.authority.marks:
             return {"error": f"'{name}' has no low watermark; there are {', '.join(self.authority.marks)}"}
         chain = []

@@ -1,7 +1,9 @@
 """What a user's code may rely on (paper 4.4 to 4.6), a record and a batch at a time."""
 
+import datetime
 import json
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -316,6 +318,14 @@ def test_a_topology_that_cannot_be_is_refused_with_its_mend(computations, sinks,
     [
         ({"lateness_s": -1}, "a lateness_s of 0 or more"),
         ({"unit": "h"}, "unit is one of"),
+        ({"lateness_s": float("nan")}, "a lateness_s of 0 or more seconds, not nan"),
+        ({"lateness_s": float("inf")}, "a lateness_s of 0 or more seconds, not inf"),
+        ({"lateness_s": "60"}, "a lateness_s of 0 or more seconds, not '60'"),
+        ({"skew_max_s": float("nan")}, "a skew_max_s of 0 or more seconds, not nan"),
+        ({"paths": ""}, "needs paths (globs, or Path objects)"),
+        ({"paths": 5}, "needs paths (globs, or Path objects)"),
+        ({"time": 5}, "a field's path is a text ('object.field'), not 5"),
+        ({"percentile": "99"}, "a percentile is between 0 and 100"),
         ({"silent": "wait"}, "silent is advance or hold, not 'wait'"),
         ({"expected": "logs/0*"}, "expected is a tuple of globs: ('logs/0*',)"),
         ({"percentile": 100, "lateness_s": 1}, "a percentile is between 0 and 100"),
@@ -323,12 +333,129 @@ def test_a_topology_that_cannot_be_is_refused_with_its_mend(computations, sinks,
 )
 def test_an_injector_that_cannot_be_is_refused_with_its_mend(given, message):
     with pytest.raises(TopologyError, match=re.escape(message)):
-        Topology({"clicks": Logs("logs/*", "ts", **given)}, {}, {})
+        Topology({"clicks": Logs(**{"paths": "logs/*", "time": "ts", **given})}, {}, {})
 
 
 class Whole(Computation[dict]):
     def process_record(self, record, ctx):
         ctx.produce("again", record.value)
+
+
+def test_logs_are_named_by_path_objects_too():
+    assert Logs(Path("logs") / "*", "ts").patterns == ("logs/*",)
+    assert Logs((Path("a"), "b/*"), "ts").patterns == ("a", "b/*")
+    Topology({"clicks": Logs(Path("logs"), "ts")}, {})
+
+
+class Asynchronous(Computation):
+    async def process_record(self, record, ctx):
+        pass
+
+
+class Generating(Whole):
+    def process_timer(self, timer, ctx):
+        yield
+
+
+class Misnamed(Computation):
+    def process_records(self, record, ctx):
+        pass
+
+
+class MisnamedBatch(BatchComputation):
+    def process(self, batch, ctx):
+        pass
+
+
+class AsynchronousBatch(Cells):
+    async def process_timers(self, fired, ctx):
+        pass
+
+
+class Needy(msgspec.Struct):
+    first: int
+
+
+class Since(Whole):
+    state = datetime.datetime
+
+
+class OfNeedy(Whole):
+    state = Needy
+
+
+async def later(value):
+    return value
+
+
+CLICKS = Input("clicks", key="user")
+MISTAKES = {
+    "computation 'it': process_record is called": lambda: node(Asynchronous(), CLICKS),
+    "computation 'it': process_timer is called": lambda: node(Generating(), CLICKS),
+    "computation 'it': process_timers is called": lambda: node(AsynchronousBatch(), CLICKS),
+    "Misnamed has no process_record of its own": lambda: node(Misnamed(), CLICKS),
+    "MisnamedBatch has no process_batch of its own": lambda: node(MisnamedBatch(), CLICKS),
+    "state of a new key is datetime(), which fails": lambda: node(Since(), CLICKS),
+    "state of a new key is Needy(), which fails": lambda: node(OfNeedy(), CLICKS),
+    "tries is a whole number, at least 1, not '3'": lambda: node(Whole(), CLICKS, tries="3"),
+    "key of 'clicks' is a field's path or a function, not 5": lambda: node(Whole(), Input("clicks", key=5)),
+    "key of 'clicks' is called": lambda: node(Whole(), Input("clicks", key=later)),
+    "value of 'clicks' is a field's path, several, or None, not 5": lambda: node(
+        Whole(), Input("clicks", "user", value=5)
+    ),
+    "'it' of 'clicks': a field's path is a text ('object.field'), not 5": lambda: node(
+        Whole(), Input("clicks", "user", value=("a", 5))
+    ),
+    "node(..., 'again'): give Input(...) and Stream(...) only": lambda: node(Whole(), CLICKS, "again"),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_computation_that_cannot_be_called_is_refused_with_its_mend(message):
+    with pytest.raises(TopologyError, match=re.escape(message)) as refused:
+        Topology({"clicks": Logs("logs/*", "ts")}, {"it": MISTAKES[message]()})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_computation_may_keep_no_state_and_have_its_call_from_elsewhere():
+    class Stateless(Computation):
+        state = None
+
+        def __init__(self):
+            self.process_record = lambda record, ctx: ctx.produce("out", 1)
+
+    bench = of_one(Stateless())
+    bench.send("clicks", {"user": "ann", "ts": 0})
+    assert bench.lines("out") == [1]
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        ("out", "sink 'again' is a str: give LogSink(DIRECTORY)"),
+        (LogSink(""), "directory is the path of one, not ''"),
+        (LogSink("out", file_bytes_max=-1), "file_bytes_max is a whole number, at least 1, not -1"),
+        (LogSink("logs"), "directory 'logs' has its files where injector 'clicks' reads (logs/*)"),
+        (LogSink("./x/../logs/"), "where injector 'clicks' reads (logs/*)"),
+        (LogSink("deep/er"), "where injector 'all' reads (deep/**/*.jsonl)"),
+        (LogSink("whole"), "where injector 'all' reads (whole)"),
+    ],
+)
+def test_a_sink_that_cannot_be_is_refused_with_its_mend(sink, message):
+    with pytest.raises(TopologyError, match=re.escape(message)):
+        Topology(
+            {"clicks": Logs("logs/*", "ts"), "all": Logs(("deep/**/*.jsonl", "whole", "shallow/*"), "ts")},
+            {"it": node(Whole(), CLICKS, Stream("again"))},
+            {"again": sink},
+        )
+
+
+def test_a_sink_below_a_directory_of_logs_is_none_of_them():
+    Topology(
+        {"clicks": Logs(("logs/*.jsonl", "again-*"), "ts")},
+        {"it": node(Whole(), CLICKS, Stream("again"))},
+        {"again": LogSink("logs/again")},
+    )
 
 
 class Keys(Computation[dict]):

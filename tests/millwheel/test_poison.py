@@ -118,6 +118,50 @@ def test_a_dead_letter_says_why():
     assert letter["value"] == LINES[1]
 
 
+REASONS = {
+    "produce(key=17): a key is a text": lambda ctx: ctx.produce("out", 1, key=17),
+    "produce at 1.5: a time is in whole us": lambda ctx: ctx.produce("out", 1, time=1.5),
+    "produce at 1e+18: a time is in whole us": lambda ctx: ctx.produce("out", 1, time=1e18),
+    "produce at '5': a time is in whole us": lambda ctx: ctx.produce("out", 1, time="5"),
+    "hold at 1.5: a time is in whole us": lambda ctx: ctx.hold(1.5),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_key_is_a_text_and_a_time_is_whole(reason):
+    bench = Bench(poisoned(REASONS[reason]))
+    bench.send("clicks", LINES[1])
+    assert [letter["reason"] for letter in bench.dead_letters] == [f"TypeError: {reason}"]
+
+
+class Seen(msgspec.Struct):
+    page: str
+
+
+def test_a_value_that_cannot_be_decoded_is_shown_as_it_came():
+    class Untyped(Computation):
+        def process_record(self, record, ctx):
+            ctx.produce("seen", {"page": 7})
+
+    topology = Topology(
+        {"clicks": Logs("logs/*", "ts")},
+        {
+            "of_lines": node(Untyped(), Input("clicks", "user"), Stream("seen")),
+            "of_typed_lines": node(Relay(), Input("clicks", "user", type=Seen), Stream("again")),
+            "of_values": node(Relay(), Input("seen", type=Seen)),
+        },
+    )
+    bench = Bench(topology)
+    bench.send("clicks", b'{"user": "ann", "ts": 1, "n": 1e999}', {"user": "bob", "ts": 2})
+    found = {(letter["computation"], letter["key"]): letter["value"] for letter in bench.dead_letters}
+    assert found == {
+        ("of_lines", "ann"): '{"user": "ann", "ts": 1, "n": 1e999}',
+        ("of_typed_lines", "ann"): '{"user": "ann", "ts": 1, "n": 1e999}',
+        ("of_typed_lines", "bob"): {"user": "bob", "ts": 2},
+        ("of_values", "bob"): {"page": 7},
+    }
+
+
 class MuteError(Exception):
     def __str__(self):
         raise TypeError

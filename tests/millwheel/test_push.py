@@ -29,9 +29,9 @@ PUSHED = "tests.millwheel.topologies:PUSHED"
 class Served:
     """A receiver in this process."""
 
-    def __init__(self, directory, network=None):
+    def __init__(self, directory, network=None, address=""):
         self.directory = directory
-        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
         self.network = network or Network()
         self.server = PushServer(PushedLogs(directory, SystemClock()), self.address, self.network)
         self._thread = threading.Thread(target=self.server.run)
@@ -143,6 +143,22 @@ def test_nobody_there_is_told_in_time():
         Pusher(f"127.0.0.1:{free_ports(1)[0]}", "p", timeout_s=0.3)
 
 
+def test_who_waits_for_a_receiver_says_so_once_and_goes_on_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(push, "_SILENT_S", 0.0)
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    served, told = [], []
+
+    def come(line):
+        told.append(line)
+        served.append(Served(tmp_path, address=address))
+
+    with Pusher(address, "p", notice=come) as pusher:
+        pusher.push(b"1\n")
+    served[0].stop()
+    assert told == [f"waits for {address}, up to 60 s: is its run up?"]
+    assert served[0].lines() == b"1\n"
+
+
 def test_a_stopped_receiver_answers_who_waits(tmp_path):
     served = Served(tmp_path)
     pusher = served.pusher(timeout_s=1.0)
@@ -230,6 +246,23 @@ def test_another_file_of_the_same_producer_is_refused(served, command, tmp_path)
     done = command(*words, tmp_path / "b")
     assert done.status == 2 and "name another producer" in done.err
     assert served.lines() == b"1\n" * 10
+
+
+def test_a_line_that_is_still_written_waits_for_its_end(served, command, tmp_path):
+    log = tmp_path / "a.jsonl"
+    push_it = ["millwheel", "push", served.address, "--producer", "p", log]
+    log.write_bytes(b'{"n": 1}\n{"n"')
+    done = command(*push_it)
+    assert (done.status, done.out) == (0, "pushed 9 bytes\n")
+    assert done.err.count("\n") == 1
+    assert f"{log}: its last line (4 bytes) has no newline" in done.err
+    assert "echo >> FILE" in done.err
+    assert command(*push_it).out == "pushed 0 bytes\n"
+    with log.open("ab") as file:
+        file.write(b": 2}\n")
+    done = command(*push_it)
+    assert (done.status, done.out, done.err) == (0, "pushed 9 bytes\n", "")
+    assert served.lines() == b'{"n": 1}\n{"n": 2}\n'
 
 
 def test_standard_input_is_pushed_as_it_comes(served):
