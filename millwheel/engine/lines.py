@@ -43,9 +43,9 @@ class LineParser:
 
     def parse(self, chunk: bytes) -> Parsed:
         found = split_chunk(chunk)
-        events, good, malformed = decode(self._decoder, chunk, found)
-        lines = found.lines if good is None else [found.lines[row] for row in good]
-        starts = found.starts if good is None else found.starts[good]
+        events, good, malformed = decode(self._decoder, found)
+        found = found if good is None else found.take(good)
+        lines, starts = found.lines, found.starts
         try:
             times = to_us(self._columns[self._time](events), self._unit)
         except (OverflowError, ValueError):
