@@ -25,6 +25,7 @@ _ID: Final = Annotated[str, msgspec.Meta(min_length=1)] | int
 _EMPTY_ID: Final = "Expected `str` of length >= 1"
 _NEWLINE: Final = b"\n"[0]
 _BRACES: Final = b"{}"
+_CHECKED_BYTES: Final = 1 << 16
 _BLANK: Final = b" \t\n\r\v\f\0"
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
@@ -280,7 +281,12 @@ def _stand_alone(text: bytes, count: int) -> bool:
 
 def _check_text(text: bytes) -> None:
     """UnicodeDecodeError unless it is UTF-8: the decoder does not look into what it passes over."""
-    text.isascii() or text.decode("utf-8")
+    end = len(text) if text.isascii() else 0
+    while end < len(
+        text
+    ):  # a piece at a time: what it becomes is four times as long, and stays in no cache else
+        start, end = end, text.find(b"\n", end + _CHECKED_BYTES) + 1 or len(text)
+        text[start:end].decode("utf-8")
 
 
 def _reason(error: Exception, line: bytes) -> str:
