@@ -4,7 +4,7 @@ Two generations of plain dicts: new and used events are in `hot`; when it holds 
 `cold`, and what was cold is forgotten. So an event goes between one half and one whole cache after its last
 use, and no Python statement is spent on an event (docs/decisions/001-dependencies.md). Of what is read while
 the logs are caught up with, most is never asked for: it is kept in blocks, as the texts that were read and an
-index of them, which costs little to make and a third of the room.
+index of them, which takes a third of the room beside the lines and hardly any time.
 
 The reader fills the shares of other event stores. That is best effort: one that is slow or away costs misses
 and nothing else, as its queue is bounded and what does not fit is dropped. One that is alone puts all into
