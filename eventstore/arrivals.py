@@ -6,11 +6,12 @@ Best effort: what is forgotten here is asked for again, when its backoff is over
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from secrets import randbits
 from typing import Final
 
+from photon.core.columns import split_ids
 from photon.core.errors import OverloadedError, UnavailableError
 
 AWAITED_MAX: Final = 1 << 18
@@ -55,10 +56,11 @@ class Arrivals:
             if self._older:
                 self._older.difference_update(keys)
 
-    def arrive(self, keys: Collection[bytes]) -> None:
-        """These can be found from now on."""
+    def arrive(self, ids: bytes) -> None:
+        """16 x N bytes: these can be found from now on."""
         if not self.awaited:  # one that is expected only now will be found
             return
+        keys = split_ids(ids)
         with self._lock:
             arrived = self._newer.intersection(keys) | self._older.intersection(keys)
             if not arrived:

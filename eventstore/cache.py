@@ -2,7 +2,9 @@
 
 Two generations of plain dicts: new and used events are in `hot`; when it holds half of the bytes it becomes
 `cold`, and what was cold is forgotten. So an event goes between one half and one whole cache after its last
-use, and no Python statement is spent on an event (docs/decisions/001-dependencies.md).
+use, and no Python statement is spent on an event (docs/decisions/001-dependencies.md). Of what is read while
+the logs are caught up with, most is never asked for: it is kept in blocks, as the texts that were read and an
+index of them, which takes a third of the room beside the lines and hardly any time.
 
 The reader fills the shares of other event stores. That is best effort: one that is slow or away costs misses
 and nothing else, as its queue is bounded and what does not fit is dropped. One that is alone puts all into
@@ -12,15 +14,19 @@ its own cache, in the caller's thread.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import compress
 from typing import Any, Final
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 
 from eventstore.peers import Membership, Peers
-from photon.core.columns import join_lines, take_ids
+from eventstore.rules.entries import Hashes, Ints
+from photon.core.columns import hash_ids, join_lines, split_ids, take_ids
 from photon.core.ids import ID_BYTES
+from photon.logs.formats import Lines
 from photon.rpc import eventstore_pb2, eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 
@@ -28,6 +34,83 @@ from photon.rpc.network import LOOPBACK, Network
 # (33, rounded), and its share of the dict (from 37 to 110 as it grows).
 ENTRY_BYTES: Final = 200
 _FILLED_AT_ONCE: Final = 8192  # a lookup waits no longer than for this many
+_BLOCKS_MAX: Final = 32
+"""In a generation, as a lookup searches each; what would be less than its share goes into the dict."""
+BLOCK_ENTRY_BYTES: Final = 64
+"""What an event of a block costs beside its line."""
+
+_Halves = npt.NDArray[np.uint64]
+
+
+class Block:
+    """N events that were read together, in the texts that they were read in."""
+
+    def __init__(self, ids: bytes, lines: Sequence[Lines], hashes: Hashes, rows: Ints) -> None:
+        """16 x N bytes, and the N lines of one text after the other. Of the M events that are the first with
+        their id: sorted hashes of the ids, and the rows."""
+        self.ids = ids
+        self._lines = lines
+        self._hashes = hashes
+        self._rows = rows
+        self.held_bytes = sum(len(one.text) for one in lines) + BLOCK_ENTRY_BYTES * len(ids) // ID_BYTES
+        self._ends = np.cumsum([len(one) for one in lines])
+        self._starts = np.concatenate([one.starts for one in lines])
+        self._lengths = np.concatenate([one.lengths for one in lines])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def events(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """The first with each id: ids, and copies of the lines."""
+        keys, lines = split_ids(self.ids), [line for one in self._lines for line in one.lines]
+        if len(self) == len(keys):
+            return keys, lines
+        is_first = np.zeros(len(keys), np.bool_)
+        is_first[self._rows] = True
+        return tuple(compress(keys, is_first)), list(compress(lines, is_first))
+
+    def tail(self, bytes_max: int) -> "Block":
+        """What fits of the last texts, and the very last in any case."""
+        sizes = np.cumsum([len(one.text) + BLOCK_ENTRY_BYTES * len(one) for one in reversed(self._lines)])
+        lines = self._lines[-max(1, int(np.searchsorted(sizes, bytes_max, "right"))) :]
+        begin = int(self._ends[-1]) - sum(map(len, lines))
+        kept = self._rows >= begin
+        return Block(self.ids[begin * ID_BYTES :], lines, self._hashes[kept], self._rows[kept] - begin)
+
+    def find(self, hashes: Hashes, halves: _Halves) -> tuple[Ints, list[bytes]]:
+        """Sorted hashes of W ids, and the ids (W, 2) -> which of them are here, and their lines."""
+        if not len(self):
+            return np.zeros(0, np.int64), []
+        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self) - 1)
+        hit = np.flatnonzero(self._hashes[at] == hashes)
+        rows = self._rows[at[hit]]
+        same = (_halves_of(self.ids)[rows] == halves[hit]).all(axis=1)
+        hit, rows = hit[same], rows[same]
+        texts = [self._lines[number].text for number in np.searchsorted(self._ends, rows, "right").tolist()]
+        starts = self._starts[rows]
+        ends = starts + self._lengths[rows]
+        return hit, list(map(bytes.__getitem__, texts, map(slice, starts.tolist(), ends.tolist())))
+
+
+def _halves_of(ids: bytes) -> _Halves:
+    return np.frombuffer(ids, "<u8").reshape(-1, 2)
+
+
+def _find(blocks: Sequence[Block], keys: Sequence[bytes]) -> list[bytes | None]:
+    """The line of each key, or None."""
+    lines: list[bytes | None] = [None] * len(keys)
+    if not keys:
+        return lines
+    ids = b"".join(keys)
+    hashes = hash_ids(ids)
+    left = np.argsort(hashes)
+    halves = _halves_of(ids)
+    for block in reversed(blocks):
+        hit, found = block.find(hashes[left], halves[left])
+        for row, line in zip(left[hit].tolist(), found, strict=True):
+            lines[row] = line
+        left = np.delete(left, hit)
+    return lines
 
 
 class CacheEventStore:
@@ -42,20 +125,22 @@ class CacheEventStore:
         self._lock = threading.Lock()
         self._hot: dict[bytes, bytes] = {}
         self._cold: dict[bytes, bytes] = {}
+        self._hot_blocks: list[Block] = []
+        self._cold_blocks: list[Block] = []
         self._hot_bytes = 0
         self._cold_bytes = 0
-        self._promoted = 0
         self.hits = 0
         self.misses = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held, promoted events counted in both generations (never too little)."""
+        """Bytes held, used events counted twice where they are held twice (never too little)."""
         return self._hot_bytes + self._cold_bytes
 
     @property
     def events(self) -> int:
-        return len(self._hot) + len(self._cold) - self._promoted
+        """Counted as their bytes are."""
+        return len(self._hot) + len(self._cold) + sum(map(len, [*self._hot_blocks, *self._cold_blocks]))
 
     def status(self) -> dict[str, int]:
         return {"hits": self.hits, "misses": self.misses, "bytes": self.held_bytes, "events": self.events}
@@ -65,7 +150,7 @@ class CacheEventStore:
         with self._lock:
             lines = list(map(self._hot.get, keys))
             if None in lines:
-                self._look_into_cold(keys, lines)
+                self._look_further(keys, lines)
             missed = lines.count(None)
             self.misses += missed
             self.hits += len(lines) - missed
@@ -76,8 +161,30 @@ class CacheEventStore:
             self._age()
             self._age()
 
+    def put_block(self, block: Block) -> None:
+        """Add the first event with each id, the last of them where there are too many. None of these ids was
+        in a block before."""
+        if block.held_bytes > self._half:
+            block = block.tail(self._half)
+        if not self._half // _BLOCKS_MAX <= block.held_bytes <= self._half:
+            self._put_many(*block.events())
+            return
+        with self._lock:
+            if self._hot_bytes + block.held_bytes > self._half:
+                self._age()
+            self._hot_blocks.append(block)
+            self._hot_bytes += block.held_bytes
+
     def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """Add events. Of an id that is here already, or twice in the batch, the first line stays."""
+        with self._lock:
+            blocks = [*self._cold_blocks, *self._hot_blocks]
+        if blocks:
+            fresh = [line is None for line in _find(blocks, keys)]
+            keys, lines = list(compress(keys, fresh)), list(compress(lines, fresh))
+        self._put_many(keys, lines)
+
+    def _put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         for start in range(0, len(keys), _FILLED_AT_ONCE):
             part = slice(start, start + _FILLED_AT_ONCE)
             with self._lock:
@@ -121,28 +228,43 @@ class CacheEventStore:
             self._hot[key] = line
             self._hot_bytes += size
 
-    def _look_into_cold(self, keys: Sequence[bytes], lines: list[bytes | None]) -> None:
-        rows = [row for row, line in enumerate(lines) if line is None]
-        missed = [keys[row] for row in rows]
-        found = list(map(self._cold.get, missed))
-        hit = [line is not None for line in found]
-        if not any(hit):
+    def _look_further(self, keys: Sequence[bytes], lines: list[bytes | None]) -> None:
+        used: dict[bytes, bytes] = {}
+        if self._hot_blocks:
+            used |= _fill_in(keys, lines, partial(_find, self._hot_blocks))
+        if self._cold:
+            used |= _fill_in(keys, lines, lambda missed: list(map(self._cold.get, missed)))
+        if self._cold_blocks:
+            used |= _fill_in(keys, lines, partial(_find, self._cold_blocks))
+        if not used:
             return
-        for row, line in zip(compress(rows, hit), compress(found, hit), strict=True):
-            lines[row] = line
-        used = {key: line for key, line in zip(missed, found, strict=True) if line is not None}
         size = _bytes_of(used)
         if self._hot_bytes + size <= self._half:
             self._hot.update(used)
             self._hot_bytes += size
-            self._promoted += len(used)
         else:
             self._age()
             self._put_in_parts(used)
 
     def _age(self) -> None:
         self._cold, self._cold_bytes = self._hot, self._hot_bytes
-        self._hot, self._hot_bytes, self._promoted = {}, 0, 0
+        self._cold_blocks = self._hot_blocks
+        self._hot, self._hot_blocks, self._hot_bytes = {}, [], 0
+
+
+def _fill_in(
+    keys: Sequence[bytes],
+    lines: list[bytes | None],
+    find: Callable[[Sequence[bytes]], Sequence[bytes | None]],
+) -> dict[bytes, bytes]:
+    """Look for those that have no line yet; what was found."""
+    rows = [row for row, line in enumerate(lines) if line is None]
+    missed = [keys[row] for row in rows]
+    found = {}
+    for row, key, line in zip(rows, missed, find(missed), strict=True):
+        if line is not None:
+            lines[row] = found[key] = line
+    return found
 
 
 def _bytes_of(events: dict[bytes, bytes]) -> int:
@@ -189,11 +311,16 @@ class Filling:
             "waiting_bytes": sum(feed.waiting_bytes for feed in feeds),
         }
 
+    def put_block(self, block: Block) -> None:
+        """As CacheEventStore.put_block; where there are other event stores, in parts."""
+        if self._membership().members == (self._peers.address,):
+            self._cache.put_block(block)
+        else:
+            self.put_many(*block.events())
+
     def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """Of an id that is there already, or twice in the batch, the first line stays."""
-        membership = self._peers.membership()
-        if membership is not self._known:
-            self._follow(membership)
+        membership = self._membership()
         here = self._peers.address
         if membership.members == (here,):
             self._cache.put_many(keys, lines)
@@ -207,6 +334,12 @@ class Filling:
                 feed.offer(take_ids(ids, rows), part)
             elif member == here:
                 self._cache.put_many(list(map(keys.__getitem__, chosen)), part)
+
+    def _membership(self) -> Membership:
+        membership = self._peers.membership()
+        if membership is not self._known:
+            self._follow(membership)
+        return membership
 
     def close(self) -> None:
         """Drop what waits and end the threads."""

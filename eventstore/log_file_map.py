@@ -19,6 +19,7 @@ import numpy as np
 
 from eventstore.rules.entries import (
     Entries,
+    Hashes,
     Ints,
     Listed,
     Places,
@@ -62,6 +63,8 @@ _DEAD_SHARE: Final = 8
 _RETRIES: Final = Backoff(10.0, 10.0)
 _PAUSE_S: Final = 0.002  # between parts: lookups go first
 _SERVERS_MAX: Final = 1 << 16
+_NO_HASHES: Final[Hashes] = np.zeros(0, np.uint64)
+_NO_ROWS: Final[Ints] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +157,30 @@ class LogFileMap:
         """Of the logs that are there."""
         return list(self._states.values())
 
-    def write(self, rows: Rows | None, states: Iterable[FileState], counts: Counts) -> list[int]:
+    def write(self, rows: Rows | None, states: Iterable[FileState], counts: Counts) -> tuple[Hashes, Ints]:
         """Add events, how far their files are read, and the counts; on disk they are after a `flush`.
 
-        The rows that repeat an id found earlier, in the logs that are still there: those events are not the
-        first with their id.
+        The events that are the first with their id in the logs that are still there: sorted hashes of the
+        ids, and the rows.
         """
         gone = self._put_states(states)
         self.counts = counts
-        repeats: list[int] = []
+        hashes, order = _NO_HASHES, _NO_ROWS
         if rows is not None and rows.ids:
             fresh, order = entries_of(hash_ids(rows.ids), rows.files, rows.starts, rows.lengths)
             again = np.zeros(len(fresh), np.bool_)
             again[1:] = fresh.hashes[1:] == fresh.hashes[:-1]
             again[first_places(self._tables, fresh.hashes, self._live)[0]] = True
-            repeats = order[again].tolist()
+            hashes = fresh.hashes
+            if again.any():
+                hashes, order = hashes[~again], order[~again]
             self._keep_servers(rows)
             with self._changing:
                 self._add_recent(fresh)
         if gone:
             self.gone += gone
             self.wake()
-        return repeats
+        return hashes, order
 
     @property
     def flush_due(self) -> bool:

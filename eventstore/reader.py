@@ -9,20 +9,19 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from eventstore.cache import Fill
+from eventstore.cache import Block
 from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.peers import Peers
 from eventstore.rules.entries import Ints
 from eventstore.sharing import Sharing
 from photon.core.clock import Backoff, Clock
-from photon.core.columns import split_ids, unpack_times
+from photon.core.columns import unpack_times
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.ids import ID_BYTES
@@ -30,7 +29,7 @@ from photon.core.settings import Logs
 from photon.core.status import Notices
 from photon.logs.files import Chunk, FileState, read_at, shown
 from photon.logs.follow import LogFollower
-from photon.logs.formats import JsonLines
+from photon.logs.formats import JsonLines, Lines
 from photon.logs.text import ALL_READ, LINGER_S, Part, Text, gather
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
@@ -48,7 +47,7 @@ class _Group:
     """Chunks that are parsed and not yet in the map."""
 
     ids: list[bytes] = field(default_factory=list)
-    lines: list[bytes] = field(default_factory=list)
+    lines: list[Lines] = field(default_factory=list)
     files: list[Ints] = field(default_factory=list)
     starts: list[Ints] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
@@ -62,7 +61,7 @@ class _Group:
     def rows(self) -> Rows | None:
         if not self.lines:
             return None
-        lengths = np.fromiter(map(len, self.lines), np.int64, len(self.lines))
+        lengths = np.concatenate([one.lengths for one in self.lines])
         return Rows(b"".join(self.ids), np.concatenate(self.files), np.concatenate(self.starts), lengths)
 
     def malformed(self) -> Rows:
@@ -79,7 +78,7 @@ class Reader:
 
     follower: LogFollower
     log_file_map: LogFileMap
-    fill: Fill
+    fill: Callable[[Block], None]
     log_format: JsonLines
     dead_letters: RotatingLog
     settings: Logs
@@ -89,7 +88,7 @@ class Reader:
     wake: threading.Event = field(default_factory=threading.Event)
     on_read: Callable[[int], None] = lambda _: None
     peers: Peers | None = None
-    on_followed: Callable[[Sequence[bytes]], None] = lambda _: None
+    on_followed: Callable[[bytes], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._stopping = threading.Event()
@@ -208,7 +207,7 @@ class Reader:
         self.log_file_map.write(rows, followed.states.values(), counts)
         self.positions |= followed.states
         if rows:
-            self.on_followed(split_ids(rows.ids))
+            self.on_followed(rows.ids)
         return True
 
     def _in_sight(self) -> bool:
@@ -287,16 +286,17 @@ class Reader:
             bad_starts = np.array([bad.start for bad in batch.malformed], np.int64)
             group.bad_files += numbers[text.parts_of(bad_starts)].tolist()
             group.bad_starts += text.offsets(bad_starts).tolist()
-        if not batch.lines:
+        found = batch.found
+        if not len(found):
             return
         group.ids.append(batch.ids)
-        group.lines += batch.lines
-        group.starts.append(text.offsets(batch.starts))
-        group.files.append(numbers[text.parts_of(batch.starts)])
-        for (file, chunk), last in zip(parts, text.last_rows(batch.starts), strict=True):
+        group.lines.append(found)
+        group.starts.append(text.offsets(found.starts))
+        group.files.append(numbers[text.parts_of(found.starts)])
+        for (file, chunk), last in zip(parts, text.last_rows(found.starts), strict=True):
             if chunk.more and last is not None:
-                row = slice(last * ID_BYTES, (last + 1) * ID_BYTES)
-                times, _ = self.log_format.primary_times(batch.ids[row], batch.lines[last : last + 1])
+                own = batch.ids[last * ID_BYTES : (last + 1) * ID_BYTES]
+                times, _ = self.log_format.primary_times(own, found.take([last]).lines)
                 self._newest[file.number] = int(unpack_times(times)[0]) or ALL_READ
 
     def _oversized(self, file: FileState, chunk: Chunk) -> DeadLetter:
@@ -313,7 +313,7 @@ class Reader:
         """The group to the dead letters, the map, the cache; then a new group begins."""
         group, counts = self._group, self.log_file_map.counts
         rows = group.rows()
-        repeats = self.log_file_map.write(rows, group.states.values(), self._with_letters(counts))
+        hashes, firsts = self.log_file_map.write(rows, group.states.values(), self._with_letters(counts))
         if self._sharing and self._sharing.is_followed:
             self._sharing.tell(rows, self._read_in(group), group.malformed())
         self._group = _Group()
@@ -326,14 +326,8 @@ class Reader:
                     self._sharing.forget(number)
             else:
                 self.positions[number] = state
-        if rows is None:
-            return
-        keys, lines = split_ids(rows.ids), group.lines
-        if repeats:
-            first = np.ones(len(lines), np.bool_)
-            first[repeats] = False
-            keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
-        self.fill(keys, lines)
+        if rows is not None:
+            self.fill(Block(rows.ids, group.lines, hashes, firsts))
 
     def _read_in(self, group: _Group) -> dict[int, tuple[int, FileState, int]]:
         """By number, of each log: from where it was read, its state now, and up to which event time it is
@@ -359,7 +353,7 @@ class Reader:
         if group.letters:
             position = self.dead_letters.append(dead_letter_lines(group.letters))
         return Counts(
-            counts.primary_events + len(group.lines),
+            counts.primary_events + sum(map(len, group.lines)),
             counts.malformed + len(group.letters),
             position.file,
             position.offset,

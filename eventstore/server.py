@@ -13,7 +13,7 @@ import grpc
 import msgspec
 
 from eventstore.arrivals import Arrivals
-from eventstore.cache import CacheEventStore, Filling
+from eventstore.cache import Block, CacheEventStore, Filling
 from eventstore.log_file_map import LogFileMap
 from eventstore.lookup import EventLookup, LogsEventStore
 from eventstore.peers import Peers
@@ -97,7 +97,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         self._reader = Reader(
             follower,
             self._map,
-            self._put,
+            self._take_in,
             json_lines(settings),
             self._dead_letters,
             settings.logs,
@@ -195,15 +195,15 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         keys = split_ids(request.ids)
         if request.filled:
             self._cache.put_many(keys, lines)
-            self._arrivals.arrive(keys)
         else:
-            self._put(keys, lines)
+            self._filling.put_many(keys, lines)
+        self._arrivals.arrive(request.ids)
         return pb.PutResponse(version=self._peers.membership().version)
 
-    def _put(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        """New events: the map has them, or they were sent past the logs."""
-        self._filling.put_many(keys, lines)
-        self._arrivals.arrive(keys)
+    def _take_in(self, block: Block) -> None:
+        """New events, which the map has."""
+        self._filling.put_block(block)
+        self._arrivals.arrive(block.ids)
 
     def Arrivals(self, request: pb.ArrivalsRequest, context: grpc.ServicerContext) -> pb.ArrivalsResponse:
         ended = threading.Event()

@@ -88,9 +88,9 @@ class JoinedDecoder:
     columns: dict[str, Column]
     """Field -> how to take it from events."""
 
-    def decode(self, chunk: bytes, found: Lines | None = None) -> JoinedEvents:
-        """A chunk of lines; `found`: as they were split, or those of its lines that are wanted."""
-        return JoinedEvents(*decode(self._decoder, chunk, split_chunk(chunk) if found is None else found))
+    def decode(self, lines: bytes | Lines) -> JoinedEvents:
+        """A chunk of lines, or those of its lines that are wanted."""
+        return JoinedEvents(*decode(self._decoder, split_chunk(lines) if isinstance(lines, bytes) else lines))
 
 
 def inside(settings: Settings) -> Field:

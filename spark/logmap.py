@@ -323,11 +323,11 @@ class _Rows:
             yield self._rows(FACT, 1, text=[msgspec.msgpack.encode(facts)])
 
     def _of_chunk(self, batch: PrimaryBatch, chunk: Chunk) -> Iterator[Any]:
-        if batch.lines:
-            self._events += len(batch.lines)
-            lengths = np.fromiter(map(len, batch.lines), np.int64, len(batch.lines))
+        found = batch.found
+        if len(found):
+            self._events += len(found)
             hashes = fixed_binary(hash_ids(batch.ids).astype(">u8").tobytes(), 8)
-            yield self._rows(ENTRY, len(lengths), hash=hashes, a=batch.starts + chunk.start, b=lengths)
+            yield self._rows(ENTRY, len(found), hash=hashes, a=found.starts + chunk.start, b=found.lengths)
         if batch.malformed:
             yield self._letter_rows(batch.malformed, chunk.start)
 

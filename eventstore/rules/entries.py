@@ -93,8 +93,8 @@ def entries_of(hashes: Hashes, files: Ints, starts: Ints, lengths: Ints) -> tupl
     """N events in the order they were read -> their entries, and the row that each of these came from."""
     order = np.argsort(hashes, kind="stable")
     places = np.empty(len(order), PLACE)
-    places["offset"], places["file"], places["length"] = starts[order], files[order], lengths[order]
-    return Entries(hashes[order], places), order
+    places["offset"], places["file"], places["length"] = starts, files, lengths
+    return Entries(hashes[order], places[order]), order
 
 
 def joined(parts: Sequence[Entries]) -> Entries:

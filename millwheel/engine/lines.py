@@ -55,7 +55,8 @@ class LineParser:
         self._time = injector.time
 
     def parse(self, chunk: bytes) -> Parsed:
-        events, lines, starts, malformed = events_of(self._decoder, chunk)
+        events, found, malformed = events_of(self._decoder, chunk)
+        lines, starts = found.lines, found.starts
         try:
             times = to_us(self._columns[self._time](events), self._unit)
         except (OverflowError, ValueError):

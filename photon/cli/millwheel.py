@@ -84,11 +84,11 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
             )
     stopped = not (follow or summary["ended"])
     if run.stalled is not None:
-        tell(f"nothing has moved for {STALL_S:g} s: {_because(run.stalled)}; the same command goes on")
+        _tell(f"nothing has moved for {STALL_S:g} s: {_because(run.stalled)}; the same command goes on")
     elif stopped:
-        tell("stopped before all was worked off; the same command goes on")
+        _tell("stopped before all was worked off; the same command goes on")
     elif summary["ended"] and summary["timers"]:
-        tell(
+        _tell(
             f"{summary['timers']:,} keys have timers on the wall clock that are not due yet: they fire when "
             "the same command runs then, or with --follow"
         )

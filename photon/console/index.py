@@ -5,7 +5,6 @@ grow, from where it was when it stopped.
 """
 
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -80,5 +79,5 @@ class JoinedIndex:
         return {"events": self._map.counts.primary_events, "caught_up": self._reader.caught_up}
 
 
-def _no_cache(_keys: Sequence[bytes], _lines: Sequence[bytes]) -> None:
+def _no_cache(_block: object) -> None:
     """The kernel keeps what was read lately."""

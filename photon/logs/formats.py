@@ -8,9 +8,10 @@ import datetime
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress, repeat
 from operator import sub
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -22,7 +23,9 @@ from photon.core.settings import Foreign, Primary, Settings, parse_path
 
 _ID: Final = Annotated[str, msgspec.Meta(min_length=1)] | int
 _EMPTY_ID: Final = "Expected `str` of length >= 1"
+_NEWLINE: Final = b"\n"[0]
 _BRACES: Final = b"{}"
+_CHECKED_BYTES: Final = 1 << 16
 _BLANK: Final = b" \t\n\r\v\f\0"
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 IS_UTF16: Final = re.compile(rb"\xff\xfe|\xfe\xff|\0?\{\0")
@@ -37,6 +40,8 @@ _UNIT_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _FLOAT_UNIT_US: Final = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
+Offsets = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
@@ -47,14 +52,51 @@ class Malformed:
     reason: str
 
 
+@dataclass(frozen=True)
+class Lines:
+    """N lines of a text without the white space around them, blank ones left out: offsets and lengths, each
+    (N,), in bytes.
+
+    `clean`: the text is these lines and their newlines, and each starts with { and ends with }. No object
+    can reach over a line's end then: between } and { no newline is allowed inside a JSON value.
+    """
+
+    text: bytes
+    starts: Offsets
+    lengths: Offsets
+    clean: bool = False
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """Copies: they take longer to make than to find."""
+        if self.clean:
+            return self.text.split(b"\n")[: len(self)]
+        ends = (self.starts + self.lengths).tolist()
+        return list(map(self.text.__getitem__, map(slice, self.starts.tolist(), ends)))
+
+    def take(self, rows: Sequence[int] | slice) -> "Lines":
+        return Lines(self.text, self.starts[rows], self.lengths[rows])
+
+
 @dataclass(frozen=True, slots=True)
 class PrimaryBatch:
-    """N primary events in log order; `starts` (N,) are the lines' offsets in the chunk."""
+    """N primary events in log order."""
 
     ids: bytes
-    lines: list[bytes]
-    starts: npt.NDArray[np.int64]
+    found: Lines
     malformed: list[Malformed]
+
+    @property
+    def lines(self) -> list[bytes]:
+        return self.found.lines
+
+    @property
+    def starts(self) -> Offsets:
+        """The lines' offsets in the chunk."""
+        return self.found.starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +107,7 @@ class ForeignBatch:
     primary_ids: bytes
     times: bytes
     lines: list[bytes]
-    starts: npt.NDArray[np.int64]
+    starts: Offsets
     malformed: list[Malformed]
 
 
@@ -96,8 +138,8 @@ class JsonLines:
         self._id, self._named_id, self._time = columns["id"], columns["primary_id"], columns["time"]
 
     def parse_primary(self, chunk: bytes) -> PrimaryBatch:
-        events, lines, starts, malformed = events_of(self._primary, chunk)
-        return PrimaryBatch(self._packer.pack(self._primary_id(events)), lines, starts, malformed)
+        events, found, malformed = events_of(self._primary, chunk)
+        return PrimaryBatch(self._packer.pack(self._primary_id(events)), found, malformed)
 
     def primary_times(self, ids: bytes, lines: Sequence[bytes]) -> tuple[bytes, dict[int, str]]:
         """Of N primary events: 8 x N times (us), 0 of those that have none; and why, by row."""
@@ -122,7 +164,8 @@ class JsonLines:
         return self._primary_time(self._timed.decode_lines(b"\n".join(lines)))
 
     def parse_foreign(self, chunk: bytes) -> ForeignBatch:
-        events, lines, starts, malformed = events_of(self._foreign, chunk)
+        events, found, malformed = events_of(self._foreign, chunk)
+        lines, starts = found.lines, found.starts
         texts, named, values = self._id(events), self._named_id(events), self._time(events)
         ids = self._packer.pack(texts)
         times = event_times(ids, values, self._time_unit)
@@ -140,7 +183,7 @@ class JsonLines:
         ids: bytes,
         values: Sequence[Any],
         lines: list[bytes],
-        starts: npt.NDArray[np.int64],
+        starts: Offsets,
         malformed: list[Malformed],
     ) -> npt.NDArray[np.bool_]:
         """The slow path: which events have a usable time; the others are added to the malformed ones."""
@@ -155,15 +198,11 @@ class JsonLines:
         return fits
 
 
-def events_of(
-    decoder: Any, chunk: bytes
-) -> tuple[list[Any], list[bytes], npt.NDArray[np.int64], list[Malformed]]:
-    """N events, their lines and where these start (N,), and the malformed rest."""
+def events_of(decoder: Any, chunk: bytes) -> tuple[list[Any], Lines, list[Malformed]]:
+    """N events, their lines, and the malformed rest."""
     found = split_chunk(chunk)
-    events, good, malformed = decode(decoder, chunk, found)
-    if good is None:
-        return events, found.lines, found.starts, malformed
-    return events, [found.lines[row] for row in good], found.starts[good], malformed
+    events, good, malformed = decode(decoder, found)
+    return events, found if good is None else found.take(good), malformed
 
 
 def json_lines(settings: Settings, packer: IdPacker | None = None) -> JsonLines:
@@ -172,41 +211,28 @@ def json_lines(settings: Settings, packer: IdPacker | None = None) -> JsonLines:
     return JsonLines(settings.primary, settings.foreign, packer)
 
 
-class Lines(NamedTuple):
-    """N lines without white space around them, blank ones left out, and their offsets (N,) in the chunk.
-
-    `clean`: the chunk is these lines and their newlines, and each starts with { and ends with }. No object
-    can reach over a line's end then: between } and { no newline is allowed inside a JSON value.
-    """
-
-    lines: list[bytes]
-    starts: npt.NDArray[np.int64]
-    clean: bool
-
-
 def split_chunk(chunk: bytes) -> Lines:
     """NULs, as a cut under its writer or a power cut leaves them, count as white space around a line, and so
     does a byte order mark before it, as some editors put at a file's start.
     """
-    lines = chunk.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
-    starts = np.zeros(len(lines), np.int64)
-    np.cumsum(lengths[:-1] + 1, out=starts[1:])
+    ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _NEWLINE)
+    if not chunk.endswith(b"\n"):
+        ends = np.append(ends, len(chunk))
+    starts = np.zeros(len(ends), np.int64)
+    starts[1:] = ends[:-1] + 1
+    lengths = ends - starts
     # Clean lines are the common case: then nothing is to be stripped.
     if lengths.all() and in_braces(chunk, starts, lengths):
-        return Lines(lines, starts, True)
+        return Lines(chunk, starts, lengths, clean=True)
+    lines = Lines(chunk, starts, lengths).lines
     bare = [line.strip(_BLANK).removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANK) for line in lines]
     starts += [len(line.rstrip(_BLANK)) - len(rest) for line, rest in zip(lines, bare, strict=True)]
-    lines = bare
-    if not all(lines):
-        filled = [row for row, line in enumerate(lines) if line]
-        return Lines([lines[row] for row in filled], starts[filled], False)
-    return Lines(lines, starts, False)
+    lengths = np.fromiter(map(len, bare), np.int64, len(bare))
+    filled = np.flatnonzero(lengths)
+    return Lines(chunk, starts[filled], lengths[filled])
 
 
-def in_braces(text: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
+def in_braces(text: bytes, starts: Offsets, lengths: Offsets) -> bool:
     """Whether each of the lines, none of them empty, starts with { and ends with }."""
     bytes_of = np.frombuffer(text, np.uint8)
     return bool(
@@ -214,17 +240,17 @@ def in_braces(text: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[n
     )
 
 
-def decode(decoder: Any, chunk: bytes, found: Lines) -> tuple[list[Any], list[int] | None, list[Malformed]]:
+def decode(decoder: Any, found: Lines) -> tuple[list[Any], list[int] | None, list[Malformed]]:
     """Events, the rows they came from (None for all), and the malformed rest."""
-    lines, starts, clean = found
-    if clean:
+    if found.clean:
         try:
-            _check_text(chunk)
-            decoded = decoder.decode_lines(chunk)
-            if len(decoded) == len(lines):
+            _check_text(found.text)
+            decoded = decoder.decode_lines(found.text)
+            if len(decoded) == len(found):
                 return decoded, None, []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # which line it is, is found below
+    lines, starts = found.lines, found.starts
     events: list[Any] = []
     good: list[int] = []
     malformed: list[Malformed] = []
@@ -260,7 +286,12 @@ def _stand_alone(text: bytes, count: int) -> bool:
 
 def _check_text(text: bytes) -> None:
     """UnicodeDecodeError unless it is UTF-8: the decoder does not look into what it passes over."""
-    text.isascii() or text.decode("utf-8")
+    end = len(text) if text.isascii() else 0
+    while end < len(
+        text
+    ):  # a piece at a time: what it becomes is four times as long, and stays in no cache else
+        start, end = end, text.find(b"\n", end + _CHECKED_BYTES) + 1 or len(text)
+        text[start:end].decode("utf-8")
 
 
 def _reason(error: Exception, line: bytes) -> str:

@@ -22,7 +22,7 @@ from photon.core.fates import Fate
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings, parse_path
 from photon.logs.files import Chunk
-from photon.logs.formats import JsonLines, Lines, decode, event_times, split_chunk, time_type
+from photon.logs.formats import JsonLines, decode, event_times, split_chunk, time_type
 from spark.reading.lines import LogSet, Parse, fixed_binary, for_joined
 from spark.verification.accounts import Source, rows_of
 
@@ -156,16 +156,15 @@ class JoinedFacts:
         An adapter may have made something else of the time: a line is known by its id.
         """
         lines = split_chunk(chunk)
-        found = self._lines.decode(chunk, lines)
+        found = self._lines.decode(lines)
         times = self._time(found.events)
         if found.rows is None:
             return found.events, times, None
-        places: list[int | None] = [None] * len(lines.lines)
+        places: list[int | None] = [None] * len(lines)
         for place, row in enumerate(found.rows):
             places[row] = place
         left = [row for row, place in enumerate(places) if place is None]
-        others = Lines([one.line for one in found.malformed], lines.starts[left], clean=False)
-        timeless = self._timeless.decode(b"", others)
+        timeless = self._timeless.decode(lines.take(left))
         rows = range(len(left)) if timeless.rows is None else timeless.rows
         for place, row in enumerate(rows, len(found.events)):
             places[left[row]] = place
@@ -203,7 +202,7 @@ class LetterFacts:
         self._foreign = ForeignFacts(settings)
 
     def rows(self, chunk: bytes, _name: str = "", _offset: int = 0) -> Any:
-        letters, _, unreadable = decode(self._letter, chunk, split_chunk(chunk))
+        letters, _, unreadable = decode(self._letter, split_chunk(chunk))
         sound = [letter for letter in letters if letter.fate in _FATES]
         told = [letter for letter in sound if letter.fate not in (Fate.MALFORMED, Fate.DUPLICATE)]
         events = self._event.rows(join_lines([bytes(letter.event) for letter in told]))

@@ -118,7 +118,7 @@ class Parts:
         self.reader = Reader(
             follower,
             self.map,
-            self.cache.put_many,
+            self.cache.put_block,
             log_format,
             self.dead_letters,
             logs_settings,

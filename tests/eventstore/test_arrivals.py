@@ -40,8 +40,8 @@ def test_only_what_was_asked_for_in_vain_is_told_of_once():
     arrivals.expect(ids(0, 10))
     arrivals.forget(ids(0, 5))
     position, nothing = told(arrivals)
-    arrivals.arrive(ids(3, 8))
-    arrivals.arrive(ids(3, 8))
+    arrivals.arrive(b"".join(ids(3, 8)))
+    arrivals.arrive(b"".join(ids(3, 8)))
     position, found = told(arrivals, position)
     assert (nothing, found) == (set(), set(ids(5, 8)))
     assert told(arrivals, position) == (position, set())
@@ -55,7 +55,7 @@ def test_beyond_the_bound_the_ids_asked_for_longest_ago_are_forgotten():
         assert arrivals.awaited <= 20
     arrivals.expect(ids(60, 160))  # more at once than there is room for
     assert arrivals.awaited <= 20
-    arrivals.arrive(ids(0, 70))
+    arrivals.arrive(b"".join(ids(0, 70)))
     assert told(arrivals)[1] == set(ids(50, 70))
 
 
@@ -64,7 +64,7 @@ def test_arrivals_that_nobody_fetched_are_bounded_and_an_unknown_position_gets_w
     position, _ = told(arrivals)
     for low in (0, ARRIVED_MAX):
         arrivals.expect(ids(low, low + ARRIVED_MAX))
-        arrivals.arrive(ids(low, low + ARRIVED_MAX))
+        arrivals.arrive(b"".join(ids(low, low + ARRIVED_MAX)))
     after, found = told(arrivals, position)
     assert (after - position, found) == (2 * ARRIVED_MAX, set(ids(ARRIVED_MAX, 2 * ARRIVED_MAX)))
     assert told(arrivals, after + 7)[1] == found  # of the event store's life before

@@ -187,6 +187,18 @@ def test_every_bad_line_of_many_is_found_and_no_good_one_is_lost() -> None:
     assert batch.lines == [row[:-1] for n, row in enumerate(rows) if n % 7]
 
 
+def test_a_line_that_is_no_text_is_found_wherever_it_stands_in_a_long_chunk() -> None:
+    rows = [b'{"id":"q%d","x":"%s"}\n' % (n, "дом".encode() * 50) for n in range(1000)]
+    for bad in (0, 500, 999):
+        spoilt = [*rows]
+        spoilt[bad] = spoilt[bad].replace(b'"}', b'\xd0"}')
+        batch = logs().parse_primary(b"".join(spoilt))
+        assert [one.start for one in batch.malformed] == [len(b"".join(rows[:bad]))]
+        assert batch.malformed[0].reason.startswith("not UTF-8: byte 0xd0 at")
+        assert batch.lines == [row[:-1] for row in [*rows[:bad], *rows[bad + 1 :]]]
+    assert logs().parse_primary(b"".join(rows)).malformed == []
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
