@@ -18,6 +18,7 @@ from eventstore.client import EventStoreClient
 from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
 from photon.core.clock import Clock, SteadyClock
+from photon.core.disk import DirectoryLock
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
@@ -93,7 +94,10 @@ class DispatcherServer(dispatcher_pb2_grpc.DispatcherServicer):
         )
         self._shares: Shares | None = None
         self._worker: Worker | None = None
+        self._lock: DirectoryLock | None = None
         if place is not None:
+            # Started twice, the second would take the shares from the first, which would end.
+            self._lock = DirectoryLock(directory)
             self._shares = Shares(site, place, self._fail)
         else:
             fix_workers(directory, workers)
@@ -141,6 +145,8 @@ class DispatcherServer(dispatcher_pb2_grpc.DispatcherServicer):
         self._rpc.stop()
         if self._worker is not None:
             self._worker.close()
+        if self._lock is not None:
+            self._lock.release()
         self._ended.set()
 
     def status(self) -> dict[str, Any]:

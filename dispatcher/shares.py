@@ -13,7 +13,7 @@ until it can: by then others may have its shares.
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
@@ -144,12 +144,7 @@ class Shares:
                 del self._keepers[number]
                 if keeper.left is not None:
                     self._left[number] = keeper.left
-        for number, left in list(self._left.items()):
-            if number not in owned and group.shares[number].written != left.written:
-                left.forget(self._site, number)
-            elif number not in owned:
-                continue  # nobody has gone on with it yet
-            del self._left[number]  # forgotten, or whoever takes it up here sees who has written
+        self._look_after_left(group, owned)
         for number, share in owned.items():
             if number in self._keepers:
                 continue
@@ -166,6 +161,14 @@ class Shares:
                     self._beats.wake,
                 )
                 keeper.start()
+
+    def _look_after_left(self, group: Group, owned: Container[int]) -> None:
+        for number, left in list(self._left.items()):
+            if number in owned:  # who takes it up sees who has written
+                del self._left[number]
+            elif group.shares[number].written != left.written:
+                left.forget(self._site, number)
+                del self._left[number]
 
     def _look_for_failures(self) -> None:
         """Of those that only a restart or the user can mend."""

@@ -11,7 +11,7 @@ from dispatcher.server import DispatcherServer
 from dispatcher.shares import Place, Shares, Want
 from dispatcher.workers import worker_of
 from photon.core.clock import SystemClock
-from photon.core.errors import CorruptStateError, UnavailableError
+from photon.core.errors import CorruptStateError, LockedError, UnavailableError
 from photon.core.fates import Joined
 from photon.raft.rules.placement import MEMBER_LEASE_S
 from tests.dispatcher.fakes import adds_up, click_number, clicks, fast_settings
@@ -428,6 +428,16 @@ def test_a_worker_that_fails_ends_the_dispatcher_also_while_nobody_hears_it(mach
     with pytest.raises(CorruptStateError, match="damaged"):
         wait_until(lambda: server.wait(0.1))
     machines.registry.unheard.clear()
+
+
+def test_one_that_is_started_twice_in_one_directory_is_refused_and_the_first_goes_on(machines, site):
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    first = machines.running["a"]
+    with pytest.raises(LockedError, match="another process works in this directory"):
+        machines.start("a")
+    log(site, 0, 0, 100)
+    wait_until(lambda: first.status()["foreign_events"] == 100)
 
 
 def test_a_second_life_of_one_name_ends_the_first(machines, site):
