@@ -39,6 +39,8 @@ def verdict(sample: Sample) -> str:
     wrong = [f"{name} does not answer" for name in sample.silent()]
     if replicas and not sample.has_quorum():
         wrong.append("the registry has no quorum")
+    else:
+        wrong += [f"{name} hears no leader" for name, one in sample.answered().items() if _hears_none(one)]
     wrong += [f"the fates of {name} do not add up" for name, row in fates.items() if not row["adds_up"]]
     for name, group in groups_of(sample).items():
         wrong += [f"share {share} of {name} is nobody's" for share in group["unowned"]]
@@ -52,6 +54,12 @@ def verdict(sample: Sample) -> str:
     waiting = max((row["fates"]["pending"] for row in fates.values()), default=0)
     waits = "event waits" if waiting == 1 else "events wait"
     return f"all well: {len(sample.answered())} processes answer, {waiting:,} {waits} to be joined"
+
+
+def _hears_none(status: Status) -> bool:
+    """Of a replica of the registry: of its directory or a shard, as one that has lost its disk."""
+    parts = [status["directory"], *status["shards"]] if status.get("directory") else []
+    return not all(part["has_quorum"] for part in parts)
 
 
 def fates_line(row: Status) -> str:

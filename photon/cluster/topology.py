@@ -208,7 +208,8 @@ class Topology:
             places = [text]
             if is_known_source(text):
                 homes = [pipeline.home("importer") for pipeline in self.pipelines]
-                copies = [copies_of(home, side, text) for home in homes]
+                names = {text, absolute(text)}  # of files the run knows these
+                copies = [copies_of(home, side, name) for home in homes for name in names]
                 places = [str(place / "*.jsonl") for place in copies if place.is_dir()]
             if not places:
                 raise UsageError(f"{text}: no datacenter of this run that is on this machine imports it")

@@ -59,6 +59,11 @@ FINE = {
     [
         ("joiner-east", None, "joiner-east does not answer"),
         ("registry-r0", {**REPLICA, "shards": REPLICA["shards"][:1]}, "the registry has no quorum"),
+        (
+            "registry-r1",
+            {**REPLICA, "directory": {"has_quorum": False, "leader": None}},
+            "registry-r1 hears no leader",
+        ),
         ("joiner-east", {"lease": {"fenced": True}}, "joiner-east: FENCED"),
         ("dispatcher-east", {**DISPATCHER, "paused": "900 events wait"}, "dispatcher-east: 900 events wait"),
         ("dispatcher-east", {**DISPATCHER, "pending": -1}, "the fates of east do not add up"),

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from photon.cluster.topology import (
     unplaced,
     write_topology,
 )
+from photon.connect.importer import copies_of
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import PIPELINE_ROLES, DatacenterPlace, parse_settings
 from photon.rpc.metrics import FAMILIES
@@ -311,3 +313,18 @@ def test_the_settings_of_a_topology_are_checked_where_it_is_read(tmp_path):
     path.write_text(json.dumps(document))
     with pytest.raises(SettingsError, match="'joiner\\.processes' must be from 1"):
         read_topology(path)
+
+
+@pytest.mark.parametrize("run_from", [".", "elsewhere"])
+def test_a_table_is_the_same_source_by_its_relative_name(tmp_path, monkeypatch, run_from):
+    """Where the run stood in the same directory."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / run_from)
+    copies = copies_of(tmp_path / "home", "primary", str(tmp_path / "q.csv"))
+    copies.mkdir(parents=True)
+    place = SimpleNamespace(pipelines=[SimpleNamespace(home=lambda _: tmp_path / "home")])
+    if run_from == ".":
+        assert Topology.logs_of(place, "primary", ["q.csv"]) == (str(copies / "*.jsonl"),)
+    else:
+        with pytest.raises(UsageError, match="no datacenter of this run"):
+            Topology.logs_of(place, "primary", ["q.csv"])
