@@ -161,12 +161,12 @@ class Recomputed:
 
     def _parts(self) -> int:
         logs = [log for of_one in self._logs.values() for log in of_one]
-        size = sum(log.size * (_PACKED_BY if log.packed else 1) for log in logs)
+        size: int = sum(log.size * (_PACKED_BY if log.packed else 1) for log in logs)
         if uris := [uri for of_one in self._uris.values() for uri in of_one]:
             files = self._session.read.format("binaryFile").load(uris)
             (row,) = files.agg(F.sum("length").alias("bytes")).collect()
             size += row.bytes or 0
-        least = 2 * self._session.sparkContext.defaultParallelism
+        least: int = 2 * self._session.sparkContext.defaultParallelism
         return min(_PARTS_MAX, max(least, 1 + size // _PART_BYTES))
 
     def _read(self) -> None:
