@@ -95,7 +95,8 @@ class Book:
         self._dirty = set(self._files)
         for values in ledger.waiting_values():
             _sort_in(self._opened, unpack_places(values))
-        self.next_number = 1 + max([0, *self._files, *self._opened, *self._placed])
+        letters = (place.log for place in unpack_letters(self._placed.values()))
+        self.next_number = 1 + max([0, *self._files, *self._opened, *letters])
         """Of a file: no event that waits and no dead letter stands in one of that number, or of a higher one,
         also where those files are gone."""
 
@@ -217,6 +218,8 @@ def restore(
         events = _parsed(number, shown(state.name) if state else "", lines, log_format, now_us)
         values += pack_values(events) if len(events) else []
     lost = kept.totals.waiting - len(values)
+    if lost < 0:
+        raise CorruptStateError(f"what the registry keeps of a share has {-lost} events too many that wait")
     totals = kept.totals.plus(Totals(-lost, {}, 0, NOTHING.latencies, lost))
     due_us = np.full(len(values), now_us, np.int64)
     letters = list(_letters(kept.letters, here, found))

@@ -23,8 +23,8 @@ from dispatcher.worker import INBOX_ONLY, Site, Worker, forget, restored
 from dispatcher.workers import worker_directory
 from idregistry.client import RegistryClient
 from photon.core.clock import Background, Backoff
-from photon.core.disk import write_file
-from photon.core.errors import PhotonError, UnavailableError, UsageError, told
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import PhotonError, StorageError, UnavailableError, UsageError, told
 from photon.logs.writer import LogPosition
 from photon.raft.rules.placement import BEAT_EVERY_S, MEMBER_LEASE_S, Group
 
@@ -164,11 +164,15 @@ class Shares:
 
     def _look_after_left(self, group: Group, owned: Container[int]) -> None:
         for number, left in list(self._left.items()):
-            if number in owned:  # who takes it up sees who has written
+            keeper = self._keepers.get(number)
+            if keeper is not None and keeper.worker is not None:
                 del self._left[number]
-            elif group.shares[number].written != left.written:
-                left.forget(self._site, number)
-                del self._left[number]
+            elif number not in owned and not _is_ours(group.shares[number].written, left.here):
+                try:
+                    left.forget(self._site, number)
+                    del self._left[number]
+                except StorageError as error:  # it is tried again
+                    self._site.notice(told(error))
 
     def _look_for_failures(self) -> None:
         """Of those that only a restart or the user can mend."""
@@ -186,15 +190,20 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """`written`: the sequencer under which it was kept last; `end`: of the dead letters that are kept."""
+    """`here`: as of Keeper; `end`: of the dead letters that are kept."""
 
-    written: int | None
+    here: tuple[int, ...]
     end: LogPosition
 
     def forget(self, site: Site, number: int) -> None:
         """Another one tells of the dead letters after those. StorageError."""
         cut_letters(site.dead_letters, number, site.number, self.end)
         forget(site, number)
+
+
+def _is_ours(written: int, here: Container[int]) -> bool:
+    """Whether nobody else has written what the directory keeps of a share."""
+    return not written or written in here
 
 
 class Keeper:
@@ -252,7 +261,7 @@ class Keeper:
         )
         if read is None or not read.stands:
             return False
-        if read.written and read.written != self._written_here():
+        if not _is_ours(read.written, self._here()):
             restored(self._site, self._number, read.rows)
         self._kept = dict(read.rows)
         worker = Worker(self._site, self._number, self._of, f"{self._group}-{self._number}", moves=True)
@@ -262,8 +271,7 @@ class Keeper:
             self.worker = worker
             return True
         worker.close()
-        if stands is False:
-            self.left = _Left(self._written_here(), self._letters)
+        self.left = _Left(self._here(), self._letters)
         return False
 
     def _keep(self) -> None:
@@ -277,26 +285,27 @@ class Keeper:
             try:
                 if not self._checkpoint(worker):
                     self._wanted = Want.LOSE
-            except UnavailableError as error:
+            except (UnavailableError, StorageError) as error:
                 self.trouble = told(error)
             pause_s = max(CHECKPOINT_EVERY_S, _COST_MAX * (self._site.clock.monotonic() - began))
         worker.rest()
         if worker.driver.failure is not None:
             self.failure = worker.driver.failure
         elif self._wanted is Want.RELEASE:
-            with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(UnavailableError, StorageError):
                 self._checkpoint(worker, release=True)
-        elif self._wanted is Want.LOSE:
-            self.left = _Left(self._written_here(), self._letters)
+        else:
+            self.left = _Left(self._here(), self._letters)
         self.worker = None
         worker.close()
 
     def _checkpoint(self, worker: Worker, release: bool = False) -> bool:
-        """Keep what has changed; False: the share is another's. UnavailableError."""
+        """Keep what has changed; False: the share is another's. UnavailableError, StorageError."""
         assert worker.book is not None
         rows, letters = worker.book.rows()
         changed, removed = differing(rows, self._kept)
         if changed or removed or release:
+            self._note_here()
             try:
                 done = self._registry.write_share(
                     self._group, self._number, self.sequencer, changed, removed, release
@@ -308,17 +317,22 @@ class Keeper:
             if not done.stands:
                 return release
             self._kept, self._letters = rows, letters
-            if self._written_here() != self.sequencer:
-                write_file(self._path, f"{self.sequencer}\n".encode())
         self.trouble = None
         return True
 
-    def _written_here(self) -> int | None:
-        """Under which sequencer the state that is here was kept last."""
+    def _here(self) -> tuple[int, ...]:
+        """Under which sequencers the state that is here was kept last: the last one may not have been."""
         try:
-            return int(self._path.read_text("ascii"))
+            return tuple(map(int, self._path.read_text("ascii").split()))
         except (OSError, ValueError):
-            return None
+            return ()
+
+    def _note_here(self) -> None:
+        """Before the first write, whose answer may be lost. StorageError."""
+        here = self._here()
+        if self.sequencer not in here:
+            with storage_errors(self._path):
+                write_file(self._path, " ".join(map(str, (*here[-1:], self.sequencer))).encode())
 
     def _try(self, call: Callable[[], Any]) -> Any:
         """Until the registry answers; None where it is not wanted any more."""

@@ -106,6 +106,8 @@ def _find(blocks: Sequence[Block], keys: Sequence[bytes]) -> list[bytes | None]:
     left = np.argsort(hashes)
     halves = _halves_of(ids)
     for block in reversed(blocks):
+        if not len(left):
+            break
         hit, found = block.find(hashes[left], halves[left])
         for row, line in zip(left[hit].tolist(), found, strict=True):
             lines[row] = line
@@ -166,7 +168,8 @@ class CacheEventStore:
         in a block before."""
         if block.held_bytes > self._half:
             block = block.tail(self._half)
-        if not self._half // _BLOCKS_MAX <= block.held_bytes <= self._half:
+        repeats = 2 * len(block) < len(block.ids) // ID_BYTES  # most of its text would be for nothing
+        if repeats or not self._half // _BLOCKS_MAX <= block.held_bytes <= self._half:
             self._put_many(*block.events())
             return
         with self._lock:

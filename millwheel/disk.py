@@ -69,6 +69,10 @@ class Disk(LoggedStore):
                     self._write(txn, lane, {})
         return sequencer
 
+    def _blobs(self) -> list[bytes]:
+        with self.file.errors(), self._env.begin(db=self._log) as txn, txn.cursor() as cursor:
+            return [bytes(blob) for _, blob in cursor]
+
     def _get(self, rows: Sequence[bytes]) -> list[bytes | None]:
         with self.file.errors(), self._env.begin(db=self._rows) as txn:
             return list(map(txn.get, rows))

@@ -96,6 +96,7 @@ _IS_THERE: Final = "SELECT 1 FROM log WHERE lane = %s AND sequencer = %s AND num
 _TOUCH: Final = "UPDATE claims SET alive = alive WHERE sequencer = %s"
 """Durable, and confirmed, only after all that was committed before."""
 _BLOBS: Final = "SELECT blob FROM log WHERE lane = %s ORDER BY sequencer, number"
+_ALL_BLOBS: Final = "SELECT blob FROM log ORDER BY lane, sequencer, number"
 _EMPTY: Final = "DELETE FROM log WHERE lane = %s"
 _PUT: Final = """
 INSERT INTO rows (name, value) SELECT * FROM unnest(%b::bytea[], %b::bytea[])
@@ -291,6 +292,10 @@ class PostgresqlStore(LoggedStore):
         found = self._do("rest", lambda connection: connection.execute(_GET, (list(rows),)).fetchall(), None)
         values = {bytes(name): bytes(value) for name, value in found}
         return list(map(values.get, rows))
+
+    def _blobs(self) -> list[bytes]:
+        found = self._do("rest", lambda connection: connection.execute(_ALL_BLOBS).fetchall())
+        return [bytes(blob) for (blob,) in found]
 
     def _append(self, blob: bytes) -> None:
         place = self._lane, self._sequencer, self._next

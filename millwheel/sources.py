@@ -194,6 +194,11 @@ class LogSource:
         bounds = [self._newest.get(number, BEFORE) for number in behind]
         return min([self._looked, *bounds]) - self._lateness
 
+    @property
+    def settling(self) -> bool:
+        """An archive is being unpacked, or written to still."""
+        return bool(self._follower.settling)
+
     def why(self) -> dict[str, Any]:
         """What the bound hangs on."""
         behind = self._follower.behind()

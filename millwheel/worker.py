@@ -445,6 +445,9 @@ class Worker:
                 why[source.name] |= source.why()
         late = {source.name: late for source in self._sources if (late := source.late()) is not None}
         told = {"why": why, "late": late, "pid": os.getpid(), "sequencer": self._sequencer}
+        told["expects"] = self._wheel.next_wall_timer is not None or any(
+            source.settling for source in self._sources
+        )
         told["work"] = Work(self._clock.monotonic(), self._worked, self._spent.tolist())
         return {**self._wheel.status(), **told, "notices": self._notices.lines()}
 

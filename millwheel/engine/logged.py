@@ -46,6 +46,10 @@ class LoggedStore(ABC):
     @abstractmethod
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]: ...
 
+    def logged(self) -> Changes:
+        """What the logs of all workers have before the table has it, as of now. StorageError."""
+        return put_together(self._blobs(), {}, self)
+
     def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
         """As the port says; DiskFullError, StorageError: then nothing of it is there."""
         blob = _encode(changes)
@@ -67,6 +71,10 @@ class LoggedStore(ABC):
 
     @abstractmethod
     def _take(self, slots: Sequence[int], me: int, workers: int) -> int: ...
+
+    @abstractmethod
+    def _blobs(self) -> list[bytes]:
+        """Of all lanes, those of each in their order."""
 
     @abstractmethod
     def _get(self, rows: Sequence[bytes]) -> list[bytes | None]:

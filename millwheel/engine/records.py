@@ -4,7 +4,6 @@ A key has one of SLOTS slots by a hash; a slot of all computations is one key in
 assigned to a worker). Values travel as numbers, texts and None, as numpy columns, or encoded (`Ext`).
 """
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,12 +91,15 @@ def made_keys(
 ) -> tuple[list[str], dict[int, str]]:
     """What a key function of the user's makes of N values: the keys, without the rows that have none; and by
     row why they have none."""
-    with contextlib.suppress(FAULTS):  # which value it is, is found below
+    try:
         found = [key(opened(value)) for value in values]
         if None not in found:
             keys = list(map(str, found))
             "".join(keys).encode()
             return keys, {}
+    except FAULTS as error:  # which value it is, is found below
+        if ours(error):
+            raise
     keys, wrong = [], {}
     for row, value in enumerate(values):
         try:

@@ -51,7 +51,7 @@ def _is_finite(value: Any) -> bool:
     """All numbers in it."""
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 

@@ -9,7 +9,7 @@ from millwheel.computation import Computation, Context, Record, Timer
 from millwheel.ready.windows import SECOND_US
 
 
-class _Asked(msgspec.Struct):
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     """Records that wait, and when answers were, by time."""
 
     asks: list[tuple[int, Any]] = []

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -66,16 +66,29 @@ class Begun:
             if self.history is not None and first.numbers(TAKEN_UP) is None:
                 raise UsageError(f"{self.work} has begun without a history: give it a --work of its own")
             numbers = numbered(topology, known)
-            plan = _checked(Plan(topology, numbers), stores)
+            plan = Plan(topology, numbers)
+            check_states(
+                plan, lambda prefix: itertools.chain.from_iterable(store.scan(prefix) for store in stores)
+            )
             for store in reversed(stores):  # the first one last: it says what is known
                 store.numbers(NUMBERS_ROW, msgspec.msgpack.encode(numbers))
         return plan
 
     def check(self, topology: Topology, number: int) -> None:
-        """Whether it reads what the run has stored by this round. UsageError, StorageError."""
+        """Whether it reads what the run has stored by this round, while that goes on. UsageError,
+        StorageError."""
         with self._opened(number) as stores:
             known = unpack_numbers(stores[0].numbers(NUMBERS_ROW))
-            _checked(Plan(topology, numbered(topology, known)), stores)
+            logged = [store.logged() for store in stores]
+
+            def scan(prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+                for store, newer in zip(stores, logged, strict=True):
+                    for row, value in newer.items():
+                        if value is not None and row.startswith(prefix):
+                            yield row, value
+                    yield from (one for one in store.scan(prefix) if one[0] not in newer)
+
+            check_states(Plan(topology, numbered(topology, known)), scan)
 
     @contextlib.contextmanager
     def _opened(self, number: int) -> Iterator[list[LoggedStore]]:
@@ -140,9 +153,3 @@ class Begun:
                 f"{self.work} was begun with {'; '.join(changed)}: what it holds is of that. Give the same "
                 "again, or another --work"
             )
-
-
-def _checked(plan: Plan, stores: Sequence[LoggedStore]) -> Plan:
-    """If its code reads the state that there is. UsageError."""
-    check_states(plan, lambda prefix: itertools.chain.from_iterable(store.scan(prefix) for store in stores))
-    return plan

@@ -95,15 +95,22 @@ class Master:
         return None if self._ended else self._load.better()
 
     def stalled(self) -> dict[str, Any] | None:
-        """If nothing moves, though all workers do look: what holds the low watermark that is least far. A
-        worker says nothing within a call of user code, and while its machine can't be renewed."""
+        """If nothing moves, and nothing is to come, though all workers do look: what holds the low watermark
+        that is least far. A worker says nothing within a call of user code, and while its machine can't be
+        renewed."""
         now = time.monotonic()
         heard = [self._heard.get(worker, 0.0) for worker in range(len(self._machines))]
-        if self.finished or now - self._moved < STALL_S or now - min(heard) > FRESH_S:
+        if self._ended or now - self._moved < STALL_S or now - min(heard) > FRESH_S:
+            return None
+        if any(status["expects"] for status in self._statuses.values()):
             return None
         least = min(self.authority.marks, key=self.authority.marks.__getitem__)
         held: dict[str, Any] = self.why(least)["chain"][-1]
         return held
+
+    def stood_still(self, seconds: float) -> None:
+        """This process: meanwhile it heard of nothing."""
+        self._moved += seconds
 
     def _note_hot(self, worker: int, hot: dict[str, Any] | None) -> None:
         """If it is overloaded, for a key that can't be shared: each once."""

@@ -387,6 +387,8 @@ class WheelRun:
         """Kill whose heartbeat stopped; time in which this process stood still itself does not count."""
         now = time.monotonic()
         still = now - before
+        if still > 1.0 and self._master is not None:
+            self._master.stood_still(still)
         for worker, beat in list(self._beats.items()):
             if still > 1.0:
                 self._beats[worker] = beat + still

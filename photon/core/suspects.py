@@ -30,7 +30,7 @@ class Suspects:
         self.found: bytes | None = None
         """What the life before ended at."""
         with storage_errors(self._path):
-            self.deaths = _read(self._path)
+            self.deaths = {id_: n for id_, n in _read(self._path).items() if len(id_) == width}
             self.mark = _mapped(self._at, width)
             if any(found := bytes(self.mark)):
                 self._note(found)

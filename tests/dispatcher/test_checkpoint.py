@@ -192,6 +192,14 @@ def test_files_that_come_after_those_that_are_gone_get_numbers_of_their_own(tmp_
     assert Book(ledger).next_number == 8
 
 
+def test_dead_letters_keep_the_number_of_their_file_too(tmp_path, new_ledger, log):
+    ledger = new_ledger("here")
+    state = state_of(log)
+    state = FileState(**{name: getattr(state, name) for name in FileState.__slots__} | {"number": 7})
+    ledger.record(told(letters_of(log, 7), state))
+    assert Book(ledger).next_number == 8
+
+
 def test_what_is_made_anew_adds_up_whatever_is_kept(tmp_path, new_ledger):
     log = tmp_path / "c.jsonl"
     log.write_bytes(clicks(0, 20))

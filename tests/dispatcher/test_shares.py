@@ -354,6 +354,41 @@ def test_one_that_stood_still_keeps_the_events_that_wait_though_their_log_is_gon
     assert max(site.joiner.joined.values()) == 1
 
 
+def test_a_write_whose_answer_was_lost_is_known_as_its_own(machines, site, monkeypatch):
+    there = late_primaries(site)
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    first = log(site, 0, 0, 100)
+    wait_until(lambda: machines.counted() == {"events": 100, "pending": 10, "joined": 90})
+    wait_until(machines.kept)
+    machines.stop("a")
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    write, lost = machines.registry.write_share, set()
+
+    def unanswered(group, share, sequencer, rows, *more, **named):
+        done = write(group, share, sequencer, rows, *more, **named)
+        if rows:
+            lost.add(share)
+            raise UnavailableError("the answer is lost")
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(machines.registry, "write_share", unanswered)
+        second = log(site, 0, 100, 200, name="0-again.jsonl")
+        while worker_of(str(second), SHARES):
+            second = second.rename(second.with_name(f"x{second.name}"))
+        wait_until(lambda: machines.counted() == {"events": 200, "pending": 20, "joined": 180} and lost)
+        first.unlink()
+        second.unlink()
+        wait_until(lambda: machines.files("a") == [])
+        missed(machines, "a")
+    wait_until(lambda: machines.own("a"))
+    assert machines.counted() == {"events": 200, "pending": 20, "joined": 180}
+    there.update(range(200))
+    wait_until(lambda: machines.counted() == {"events": 200, "pending": 0, "joined": 200})
+
+
 def test_events_that_wait_of_a_log_that_is_gone_are_not_taken_for_those_of_the_next_one(machines, site):
     there = late_primaries(site)
     machines.start("a")

@@ -277,6 +277,27 @@ def test_a_percentile_closes_windows_that_the_longest_lateness_would_keep_open(s
     assert counted + system.dead_letters() == len(lines) + 3
 
 
+def test_new_code_that_does_not_read_the_state_is_not_deployed(system):
+    """Which is in the workers' logs yet."""
+    module = system.directory / "mine.py"
+    code = (ROOT / "tests/millwheel/topologies.py").read_text()
+    module.write_text(code)
+    now = time.time_ns() // 1_000
+    lines = [{"user": f"user{n}", "ts": now + 3_600 * SECOND, "what": "click"} for n in range(5)]
+    system.write("0.jsonl", lines)
+    system.write("1.jsonl", lines[:0])
+    system.start("--follow", name="mine:HELD")
+    wait_until(lambda: system.is_up() and system.status()["counts"].get("windows", {}).get("records") == 5)
+    module.write_text(
+        code.replace("class Counts(Computation[dict]):", "class Counts(Computation[int]):\n    state = int\n")
+    )
+    said = system.refused("deploy", "--work", "work")
+    assert "there is state of it that is no int" in said and "the run goes on as it was" in said
+    module.write_text(code)
+    system.ask("deploy", "--work", "work")
+    system.stop()
+
+
 def test_a_state_that_new_code_does_not_read_is_refused_before_anything_is_used_up(system):
     module = system.directory / "mine.py"
     code = (ROOT / "tests/millwheel/topologies.py").read_text()

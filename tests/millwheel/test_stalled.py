@@ -16,9 +16,15 @@ class Seen(Computation):
         match record.value.get("what"):
             case "hold":
                 ctx.hold(record.time)
+            case "later":
+                ctx.hold(record.time)
+                ctx.set_timer("release", ctx.now + 6_000_000, clock="wall")
             case "wall":
                 ctx.set_timer("later", 4_000_000_000_000_000, clock="wall")
         ctx.produce("seen", record.value)
+
+    def process_timer(self, timer, ctx):
+        ctx.release()
 
 TOPOLOGY = Topology(
     {"lines": Logs("logs/*", "ts")},
@@ -52,6 +58,10 @@ def test_a_hold_that_nobody_releases(run):
     status, errors = run(*LINES, {"user": "ann", "ts": 2 * SECOND, "what": "hold"})
     assert status == 1
     assert "nothing has moved for 3 s: seen: worker 0, a hold of key 'ann'" in errors
+
+
+def test_a_hold_that_a_timer_on_the_wall_clock_releases_is_waited_for(run):
+    assert run(*LINES, {"user": "ann", "ts": 2 * SECOND, "what": "later"}) == (0, "")
 
 
 def test_an_archive_that_is_broken(run, tmp_path):
