@@ -311,6 +311,8 @@ def _lines_at(
             return _cut(unpacked(archive.path), offsets.tolist(), most)
         with open(state.path, "rb", buffering=0) as file:
             fd = file.fileno()
+            if digest(os.pread(fd, state.head_bytes, 0)) != state.head and state.head_bytes:
+                return {}  # another log has the name by now
             return {offset: line for offset in offsets.tolist() if (line := _line(fd, offset, most))}
     return {}
 

@@ -192,6 +192,20 @@ def test_files_that_come_after_those_that_are_gone_get_numbers_of_their_own(tmp_
     assert Book(ledger).next_number == 8
 
 
+def test_lines_of_another_log_that_has_the_name_by_now_are_not_taken_for_those_that_waited(
+    tmp_path, new_ledger
+):
+    log = tmp_path / "c.jsonl"
+    log.write_bytes(clicks(0, 20))
+    rows = rows_of(new_ledger, state_of(log), [0], Totals(20, {Fate.JOINED: 19}, 0, NOTHING.latencies))
+    log.rename(tmp_path / "gone")
+    log.write_bytes(clicks(50, 90))
+    (tmp_path / "gone").unlink()
+    ledger = new_ledger("after")
+    assert restored(ledger, rows, tmp_path / "*.jsonl") == Lost(1, 0)
+    assert ledger.pending == 0
+
+
 def test_dead_letters_keep_the_number_of_their_file_too(tmp_path, new_ledger, log):
     ledger = new_ledger("here")
     state = state_of(log)
