@@ -43,13 +43,13 @@ TOPOLOGY = Topology(
 """
 
 
-@pytest.mark.parametrize("when", ["record", "timer"])
+@pytest.mark.parametrize("when", ["record", pytest.param("timer", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "what",
     [
         "exit",
         pytest.param("segv", marks=pytest.mark.long),
-        "interrupt",
+        pytest.param("interrupt", marks=pytest.mark.long),
         pytest.param("regex", marks=pytest.mark.long),
     ],
 )

@@ -60,10 +60,12 @@ def test_a_hold_that_nobody_releases(run):
     assert "nothing has moved for 3 s: seen: worker 0, a hold of key 'ann'" in errors
 
 
+@pytest.mark.long
 def test_a_hold_that_a_timer_on_the_wall_clock_releases_is_waited_for(run):
     assert run(*LINES, {"user": "ann", "ts": 2 * SECOND, "what": "later"}) == (0, "")
 
 
+@pytest.mark.long
 def test_an_archive_that_is_broken(run, tmp_path):
     whole = gzip.compress(b'{"user":"bob","ts":7}\n' * 1_000)
     (tmp_path / "logs/b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
