@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millwheel.computation import Batch, BatchComputation, Codes, Fired, Stream, Tag, Times, Values
-from millwheel.engine.calls import FAULTS, ours, reason_of
+from millwheel.engine.calls import FAULTS, reason_of
 from millwheel.engine.due import WATERMARK, Firing
 from millwheel.engine.plan import Plan
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
@@ -38,10 +38,7 @@ class Columnar(Stage):
             self.computation.process_batch(batch, self._ctx)
             self._done()
         except FAULTS as error:
-            if ours(error):
-                raise
-            self._undo()
-            self._ctx.produced.clear()
+            self._failed(error)
             if len(records) > 1:
                 half = np.arange(len(records) // 2)
                 rest = np.arange(len(half), len(records))
@@ -62,10 +59,7 @@ class Columnar(Stage):
             self.computation.process_timers(fired, self._ctx)
             self._done()
         except FAULTS as error:
-            if ours(error):
-                raise
-            self._undo()
-            self._ctx.produced.clear()
+            self._failed(error)
             for one in firing:
                 self.due.drop(one.key, clock, one.tag)
             if len(firing) > 1:
@@ -80,9 +74,11 @@ class Columnar(Stage):
 
     def _done(self) -> None:
         outputs = [self._output(stream, records) for stream, records in self._ctx.produced]
-        self._settle()
-        self.outputs += outputs
-        self.counts["produced"] += sum(len(output.records) for output in outputs)
+        self._stand(outputs)
+        self._ctx.produced.clear()
+
+    def _failed(self, error: BaseException) -> None:
+        super()._failed(error)
         self._ctx.produced.clear()
 
 

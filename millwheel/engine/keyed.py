@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
-from millwheel.engine.calls import FAULTS, ours, reason_of
+from millwheel.engine.calls import FAULTS, reason_of
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
 from millwheel.engine.plan import Plan, shown_type
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
@@ -173,12 +173,7 @@ class Keyed(Stage):
                 return
 
     def _failed(self, error: BaseException) -> None:
-        """Of a call or several: nothing of them stands."""
-        if ours(error):
-            if not isinstance(error, KeyboardInterrupt):  # which a worker ends by
-                self.calls.end()
-            raise error
-        self._undo()
+        super()._failed(error)
         self._ctx.begin()
 
     def _done(self) -> None:
@@ -187,9 +182,7 @@ class Keyed(Stage):
             for stream, (keys, times, values) in self._ctx.produced.items()
             if keys
         ]
-        self._settle()
-        self.outputs += outputs
-        self.counts["produced"] += sum(len(output.records) for output in outputs)
+        self._stand(outputs)
         self._ctx.begin()
 
 

@@ -24,6 +24,12 @@ OVERLOADED: Final = 0.8
 GAIN_MIN: Final = 0.25
 """By so much, of its load, a worker must be relieved."""
 
+HOT_SHARE: Final = 0.25
+"""Of a computation's records in a worker."""
+_KEYS_MAX: Final = 16
+_RECORDS: Final = 1 << 17
+"""After which what came before counts half."""
+
 Seconds = npt.NDArray[np.float64]
 """SLOTS of them."""
 
@@ -144,3 +150,42 @@ def pays(before: Seconds, after: Seconds) -> bool:
     limit = (1 - GAIN_MIN) * before
     most = after[after > before].max(initial=0.0)
     return bool(((before >= BUSY_MIN) & (after <= limit) & (most <= limit)).any())
+
+
+class Heavy:
+    """Which key of a computation has so many of its records that no move relieves the worker that has them.
+
+    Counted is the first key of each batch, if it is the first of many (Misra and Gries, 1982): a key has at
+    least the share that is told.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._records = 0
+
+    def add(self, names: Sequence[str], records: npt.NDArray[np.int64]) -> None:
+        """How many records each of these keys has, (N,)."""
+        if not len(names):
+            return
+        first = int(records.argmax())
+        key, count = names[first], int(records[first])
+        self._records += int(records.sum())
+        counts = self._counts
+        if key in counts or len(counts) < _KEYS_MAX:
+            counts[key] = counts.get(key, 0) + count
+        else:
+            self._less(min(count, *counts.values()))
+        if self._records >= _RECORDS:
+            self._records //= 2
+            self._counts = {known: times // 2 for known, times in counts.items()}
+
+    def _less(self, by: int) -> None:
+        self._counts = {known: times - by for known, times in self._counts.items() if times > by}
+
+    def first(self) -> tuple[str, float] | None:
+        """The key with the most, and its share, if that is HOT_SHARE or more of many."""
+        key = max(self._counts, key=self._counts.__getitem__, default=None)
+        if key is None or self._records < _RECORDS // 64:
+            return None
+        share = self._counts[key] / self._records
+        return (key, share) if share >= HOT_SHARE else None

@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 
 from millwheel.computation import BEFORE
-from millwheel.engine.calls import Calls
+from millwheel.engine.calls import Calls, ours
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
-from millwheel.engine.hot import Heavy
 from millwheel.engine.plan import Plan, shown_type, state_type
 from millwheel.engine.records import Ext, Records, Slots, opener, values_of
+from millwheel.engine.shares import Heavy
 from millwheel.engine.store import (
     STATE,
     TIMERS,
@@ -128,8 +128,9 @@ class Stage:
     def process(self, number: int, records: Records) -> None:
         """Records for the input of this number."""
         self.counts["records"] += len(records)
-        self.work += np.bincount(self._slots.of(records.names)[records.codes], minlength=SLOTS)
-        self.heavy.add(records.names, records.codes)
+        of_names = np.bincount(records.codes, minlength=len(records.names))
+        self.work += np.bincount(self._slots.of(records.names), of_names, SLOTS).astype(np.int64)
+        self.heavy.add(records.names, of_names)
         late = records.times < self.low_watermark
         if late.any():
             self.counts["late"] += int(late.sum())
@@ -247,6 +248,20 @@ class Stage:
                 shown = [{"time": time, "value": value} for time, value in zip(times, shown, strict=True)]
             lines = list(map(_json, shown))
         return Output(stream, records, lines)
+
+    def _stand(self, outputs: list[Output]) -> None:
+        """`_settle`, and hand on what was produced."""
+        self._settle()
+        self.outputs += outputs
+        self.counts["produced"] += sum(len(output.records) for output in outputs)
+
+    def _failed(self, error: BaseException) -> None:
+        """Of a call or several: nothing of them stands. Raises what is no fault of the user's code."""
+        if ours(error):
+            if not isinstance(error, KeyboardInterrupt):  # which a worker ends by
+                self.calls.end()
+            raise error
+        self._undo()
 
     def _undo(self) -> None:
         """Nothing of what was done since `_settle` stands."""

@@ -188,9 +188,8 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        from photon.core.disk import (
-            storage_error,
-        )  # what it needs is needed for nothing else by some commands
+        # Here: some commands need nothing else of what it imports.
+        from photon.core.disk import storage_error
 
         failed = storage_error(error, Path(str(error.filename)))
         click.echo(f"photon: {failed}", err=True)

@@ -5,6 +5,7 @@ outlives the process; who starts next finds it there, and counts.
 """
 
 import mmap
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -63,9 +64,8 @@ class Suspects:
 
 def _mapped(path: Path, width: int) -> mmap.mmap:
     with path.open("a+b") as file:
-        if (
-            file.seek(0, 2) < width
-        ):  # written, not only made longer: a page without room kills who writes to it
+        if file.seek(0, os.SEEK_END) < width:
+            # Written, not only made longer: a page without room kills who writes to it.
             file.truncate(0)
             file.write(bytes(width))
             file.flush()

@@ -287,9 +287,8 @@ def _stand_alone(text: bytes, count: int) -> bool:
 def _check_text(text: bytes) -> None:
     """UnicodeDecodeError unless it is UTF-8: the decoder does not look into what it passes over."""
     end = len(text) if text.isascii() else 0
-    while end < len(
-        text
-    ):  # a piece at a time: what it becomes is four times as long, and stays in no cache else
+    # A piece at a time: what it becomes is four times as long, and stays in no cache else.
+    while end < len(text):
         start, end = end, text.find(b"\n", end + _CHECKED_BYTES) + 1 or len(text)
         text[start:end].decode("utf-8")
 

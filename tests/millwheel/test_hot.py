@@ -5,15 +5,15 @@ import random
 import numpy as np
 import pytest
 
-from millwheel.engine.hot import HOT_SHARE, Heavy
+from millwheel.engine.shares import HOT_SHARE, Heavy
 from tests.waiting import wait_until
 
 
 def fed(keys, batch):
     heavy = Heavy()
     for at in range(0, len(keys), batch):
-        names, codes = np.unique(keys[at : at + batch], return_inverse=True)
-        heavy.add(names.tolist(), codes)
+        names, counts = np.unique(keys[at : at + batch], return_counts=True)
+        heavy.add(names.tolist(), counts)
     return heavy.first()
 
 
