@@ -15,6 +15,7 @@ from photon.core.errors import PhotonError, UnavailableError, UsageError
 from photon.logs.writer import LogPosition
 from tests.connect.broker import start_broker
 from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240)]
 
@@ -215,7 +216,7 @@ def test_what_a_broker_that_was_killed_forgot_to_end_is_ended(tmp_path, sink):
         *_, (_, done) = batches(log)
         one._producer.begin_transaction()
         for name in ("t", "t.photon"):
-            one._produce(name, b"forgotten", b"joiner-east.1")
+            one._producer.produce(name, b"forgotten", b"joiner-west.1")
         assert one._producer.flush(30) == 0
         broker.kill()
         *_, (after, begun) = batches(log)
@@ -228,5 +229,65 @@ def test_what_a_broker_that_was_killed_forgot_to_end_is_ended(tmp_path, sink):
         assert again.open() == LogPosition(0, 22)
         again.write(lines("b"), LogPosition(0, 22), LogPosition(0, 44))
         assert committed(broker, "t") == once("a", "b")
+    finally:
+        broker.close()
+
+
+def cut_marker(directory, partition):
+    """Of a broker that is down: the marker that the log of this partition ends with."""
+    (log,) = directory.glob(f"broker/data/{partition}/*.log")
+    *before, (_, marker) = batches(log)
+    (attributes,) = struct.unpack_from(">h", marker, 21)
+    assert attributes & 0x20  # a batch of control
+    with log.open("r+b") as file:
+        file.seek(sum(len(batch) for _, batch in before))
+        file.write(bytes(len(marker)))
+
+
+def die_while_writing(sink, name, address):
+    one = sink(name, options="?key=id", address=address)
+    one.open()
+    one._producer.begin_transaction()
+    for partition in (0, 1):
+        one._producer.produce(name, b"never", b"key", partition)
+    assert one._producer.flush(30) == 0
+
+
+def test_a_transaction_that_a_killed_broker_ended_in_part_is_there_whole_and_once(tmp_path, sink):
+    """Kafka 4.4 forgets the partitions that have no leader yet when it starts. So their markers are gone."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    parts = ("{}-0", "{}-1", "{}.photon-0")
+    cuts = [some for n in (0, 1, 2, 3) for some in itertools.combinations(parts, n)]
+    cases = [(f"t{n}", some, n % 2 == 1) for n, some in enumerate(cuts)]
+    names = [f"n{number:02}" for number in range(40)]
+    broker = start_broker(tmp_path / "broker")
+    try:
+        admin = AdminClient({"bootstrap.servers": broker.address})
+        for made in admin.create_topics([NewTopic(topic, 2, 1) for topic, _, _ in cases]).values():
+            made.result(30)
+        for topic, _, _ in cases:
+            one = sink(topic, options="?key=id", address=broker.address)
+            assert one.open() is None
+            one.write(lines(*names[:20]), LogPosition(0, 0), LogPosition(0, 20))
+            one.write(lines(*names[20:30]), LogPosition(0, 20), LogPosition(0, 30))
+            wait_until(lambda topic=topic: committed(broker, topic).total() == 30)
+        for _ in range(2):  # what mends it is not ended either
+            broker.kill()
+            for topic, some, _ in cases:
+                for partition in some:
+                    cut_marker(tmp_path, partition.format(topic))
+            broker.start()
+            for topic, some, dies in cases:
+                if dies:
+                    die_while_writing(sink, topic, broker.address)
+                again = sink(topic, options="?key=id", address=broker.address)
+                assert again.open() == LogPosition(0, 20 if some == parts else 30), some
+        for topic, some, _ in cases:
+            again = sink(topic, options="?key=id", address=broker.address)
+            place = again.open()
+            again.write(lines(*names[place.offset :]), place, LogPosition(0, 40))
+            found = Counter(line for _, line in committed(broker, topic).elements())
+            assert found == Counter(lines(*names).splitlines()), some
     finally:
         broker.close()
