@@ -184,6 +184,7 @@ def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line
     assert "was begun with 2 dispatcher workers, not 1; set 'dispatcher.workers'" in line
 
 
+@pytest.mark.long
 def test_a_joined_line_is_the_foreign_one_byte_for_byte_whatever_its_logs_are_named(tmp_path):
     """The primary object is added at its end. Logs beside it that can't be read are named."""
     query = b'{ "id" : "q-1", "ts_us": 5, "text": "caf\\u00e9 \xc3\xa9", "n": 1.50 }'

@@ -31,7 +31,7 @@ def test_logs_are_worked_off_and_every_complete_file_is_listed(system, workers):
     assert listed == len(expected(lines)["counts"])
 
 
-@pytest.mark.parametrize("topology", ["TOPOLOGY", "RELAXED"])
+@pytest.mark.parametrize("topology", ["TOPOLOGY", pytest.param("RELAXED", marks=pytest.mark.long)])
 def test_kills_of_workers_and_of_the_run_change_nothing(system, topology):
     name = f"tests.millwheel.topologies:{topology}"
     dice = random.Random(2)
@@ -166,6 +166,7 @@ TOPOLOGY = replace(TOPOLOGY, computations={**TOPOLOGY.computations, "more": read
 """
 
 
+@pytest.mark.long
 def test_new_code_that_cannot_run_is_refused_and_the_run_goes_on(system):
     module, helper = system.directory / "mine.py", system.directory / "helper.py"
     module.write_text(HELPED)
@@ -277,6 +278,7 @@ def test_a_percentile_closes_windows_that_the_longest_lateness_would_keep_open(s
     assert counted + system.dead_letters() == len(lines) + 3
 
 
+@pytest.mark.long
 def test_new_code_that_does_not_read_the_state_is_not_deployed(system):
     """Which is in the workers' logs yet."""
     module = system.directory / "mine.py"
@@ -318,6 +320,7 @@ def test_a_state_that_new_code_does_not_read_is_refused_before_anything_is_used_
     system.check(lines)
 
 
+@pytest.mark.long
 def test_a_log_that_is_written_anew_is_told_on_the_terminal_of_the_run(system, tmp_path):
     """Not in the log of its worker alone, where nobody looks."""
     told, lengths = tmp_path / "told", itertools.cycle((200, 1))
