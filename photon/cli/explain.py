@@ -2,6 +2,8 @@
 
 import json
 import os
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import click
 
 from photon.cli.options import json_flag, show_time, system_options
 from photon.cluster.explain import explain
-from photon.cluster.registry_access import RESUME, has_ended, notice
+from photon.cluster.registry_access import RESUME, Named, asked_registry, has_ended, notice
 from photon.cluster.topology import find_system
 from photon.connect.rows import place_of
 from photon.core.errors import UsageError
@@ -37,12 +39,14 @@ def command(
     for name, given in (*(("EVENT_ID", one) for one in event_ids), ("--primary-id", primary_id)):
         _check_id(name, given)
     topology = find_system(work, config)
-    ended = work if work is not None and has_ended(work) else None
-    if ended is not None:
-        notice(f"the run in {work} has ended; {RESUME}")
-    for event_id in event_ids:
-        found = explain(topology, event_id, primary_id, ended)
-        click.echo(json.dumps(found) if as_json else "\n".join(told(found)))
+    with ExitStack() as held:
+        of_ended = None
+        if work is not None and has_ended(work):
+            notice(f"the run in {work} has ended; {RESUME}")
+            of_ended = cache(lambda: held.enter_context(asked_registry(Named(work))).registry)
+        for event_id in event_ids:
+            found = explain(topology, event_id, primary_id, of_ended)
+            click.echo(json.dumps(found) if as_json else "\n".join(told(found)))
 
 
 def _check_id(name: str, given: str | None) -> None:

@@ -242,9 +242,10 @@ def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Na
     """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex).
 
     Behind an id that it only guards, because another copy of the event may come with an earlier time, stands
-    the word guard. Of a run that is over (--work) the replicas are started meanwhile.
+    the word guard. Of a run that is over (--work) the replicas are started meanwhile, and the leader is read.
     """
     with asked_registry(named) as asked, asked.registry.client(TIMEOUT_S) as client:
+        fresh = fresh or (asked.started and address is None)  # others may not have read their logs yet
         for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()
             ends = ["\n", " guard\n"]

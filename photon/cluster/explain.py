@@ -7,11 +7,11 @@ run that has ended its files tell.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.client import DispatcherClient
 from eventstore.client import EventStoreClient
@@ -19,12 +19,15 @@ from joiner.joined_lines import blocks_of, joined_files
 from joiner.output_files import PARQUET
 from photon.cluster.dead_letters import Filter, letter_of, text_at
 from photon.cluster.ledgers import waiting_in
-from photon.cluster.registry_access import Named, asked_registry, registry_of
+from photon.cluster.registry_access import registry_of
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.errors import PhotonError, UnavailableError
 from photon.core.fates import Found
 from photon.core.ids import IdPacker, parse_token
 from photon.rpc.network import LOOPBACK, Network
+
+if TYPE_CHECKING:
+    from idregistry.client import RegistryAt
 
 TIMEOUT_S: Final = 5.0
 PENDING_TIMEOUT_S: Final = 30.0
@@ -53,13 +56,13 @@ def explain(
     topology: Topology,
     event_id: str,
     primary_id: str | None,
-    ended: Path | None = None,
+    registry_of_ended: Callable[[], "RegistryAt"] | None = None,
     find_joined: FindJoined | None = None,
 ) -> dict[str, Any]:
     """Plain values: {id, joined, dead_letters, unreadable, not_here, registry, pending, primary}.
 
-    `ended`: the work directory of a run that has ended: then its ledgers are read, its registry is started
-    for the question, and its event stores are not asked. `find_joined`: who knows where joined lines are;
+    `registry_of_ended`: of a run that has ended, its registry, started for the question: then its ledgers are
+    read, and its event stores are not asked. `find_joined`: who knows where joined lines are;
     else all joined logs are looked through. `unreadable`: joined logs that can't be read, and why;
     `not_here`: directories of joined logs and dead letters that are not on this machine; the others as
     their functions say.
@@ -71,8 +74,9 @@ def explain(
     find = find_joined or partial(joined_lines, Path(topology.output) / "joined")
     joined = list(find(asked, unreadable))[:_PLACES_MAX]
     letters = list(letters_of(Path(topology.output) / "dead-letters", asked))[:_PLACES_MAX]
-    network = topology.network("")
-    ask = partial(pending, network=network) if ended is None else partial(waiting_in, topology)
+    network, ended = topology.network(""), registry_of_ended is not None
+    ask = partial(waiting_in, topology) if ended else partial(pending, network=network)
+    registry = registry_of_ended or partial(registry_of, topology)
     waiting = {p.datacenter: _answer(partial(ask, p, packed=asked.packed)) for p in topology.pipelines}
     if primary_id is None:
         lines = [row["line"] for row in joined] + [row["event"] for row in letters]
@@ -84,7 +88,7 @@ def explain(
         "dead_letters": letters,
         "unreadable": unreadable,
         "not_here": not_here(topology),
-        "registry": _answer(partial(registered, topology, asked.packed, ended)),
+        "registry": _answer(partial(registered, topology, asked.packed, registry)),
         "pending": waiting,
         "primary": None
         if primary_id is None
@@ -112,19 +116,17 @@ def _answer(ask: Callable[[], Any]) -> Any:
         return {"silent": str(error)}
 
 
-def registered(topology: Topology, packed: bytes, ended: Path | None = None) -> dict[str, Any] | None:
+def registered(
+    topology: Topology, packed: bytes, registry: Callable[[], "RegistryAt"]
+) -> dict[str, Any] | None:
     """{shard, joiner, process, incarnation, time_us} of the token that registered the id; None if none has.
 
     UnavailableError.
     """
     guarded = None
-    with ExitStack() as held:
-        registry = registry_of(topology)
-        if ended is not None:
-            registry = held.enter_context(asked_registry(Named(ended))).registry
-        client = held.enter_context(registry.client(TIMEOUT_S))
+    with registry().client(TIMEOUT_S) as client:
         for shard in client.configuration().shards:
-            for part in client.scan(shard, timeout_s=TIMEOUT_S, ids=packed):
+            for part in client.scan(shard, timeout_s=TIMEOUT_S, fresh=True, ids=packed):
                 for token, is_guard in zip(part.tokens, part.guarded.tolist(), strict=True):
                     found = {"shard": shard, **_token(token, topology)}
                     if not is_guard:
@@ -157,12 +159,12 @@ def pending(pipeline: Pipeline, packed: bytes, network: Network = LOOPBACK) -> d
 
 
 def primary_in(
-    topology: Topology, primary_id: str, packed: bytes, network: Network = LOOPBACK, ended: Path | None = None
+    topology: Topology, primary_id: str, packed: bytes, network: Network = LOOPBACK, ended: bool = False
 ) -> dict[str, Any]:
     """{id, datacenters: {name: {outcome, line}}}: what each event store answers."""
 
     def look_up(eventstores: Sequence[str]) -> dict[str, Any]:
-        if ended is not None:
+        if ended:
             return {"silent": "the run has ended"}
         with closing(EventStoreClient(eventstores, TIMEOUT_S, network=network)) as client:
             outcomes, lines = client.lookup(packed)

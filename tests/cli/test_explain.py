@@ -3,16 +3,21 @@
 import json
 import os
 import re
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from joiner import joined_lines as reader
 from photon.cli.explain import command, told, verdict
 from photon.cli.status import command as status
-from photon.cluster.explain import Asked, joined_lines, letters_of
+from photon.cluster.explain import Asked, joined_lines, letters_of, registered
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
+from photon.core.ids import Token
 from photon.logs.writer import DeadLetter, dead_letter_lines
 
 ASKED = Asked("c\N{LATIN SMALL LETTER E WITH ACUTE}1", b"\1" * 16, "ctx.id", "ctx.query")
@@ -177,6 +182,49 @@ def test_a_system_is_named_in_one_way(arguments):
         result = CliRunner().invoke(one, [*(["c1"] if one is command else []), *arguments])
         assert isinstance(result.exception, UsageError)
         assert "by one of --work (of a run here) and --config" in str(result.exception)
+
+
+class Registry:
+    """Of one shard that holds one id; only its leader has read its log."""
+
+    def __init__(self):
+        self.configuration = lambda: SimpleNamespace(shards=[0])
+
+    def client(self, timeout_s):
+        return nullcontext(self)
+
+    def scan(self, shard, timeout_s, ids, fresh=False):
+        token = Token("a:1", 5, 1).pack()
+        return [SimpleNamespace(tokens=[token] * fresh, guarded=np.zeros(int(fresh), bool))]
+
+
+def test_a_replica_that_was_just_started_is_not_believed_that_an_event_is_not_registered():
+    topology = SimpleNamespace(processes=lambda role: [])
+    assert registered(topology, b"\1" * 16, Registry) == {**REGISTERED, "incarnation": f"{5:016x}"}
+
+
+def test_the_registry_of_a_run_that_has_ended_is_started_once_for_all_events(monkeypatch):
+    started = []
+
+    @contextmanager
+    def asked_registry(named):
+        started.append(named.work)
+        yield SimpleNamespace(registry="its registry")
+        started.append("stopped")
+
+    def explain(topology, event_id, primary_id, registry):
+        return {**NOTHING, "id": event_id, "registry": {"silent": f"{registry()}, {len(started)}"}}
+
+    for name, stub in (
+        ("find_system", lambda *_: None),
+        ("has_ended", lambda work: True),
+        ("asked_registry", asked_registry),
+        ("explain", explain),
+    ):
+        monkeypatch.setattr(f"photon.cli.explain.{name}", stub)
+    result = CliRunner().invoke(command, ["c1", "c2", "c3", "--work", "w"])
+    assert result.output.count("does not answer (its registry, 1)") == 3
+    assert started == [Path("w"), "stopped"]
 
 
 def test_directories_that_are_on_another_machine_are_told(out):
