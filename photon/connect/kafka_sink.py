@@ -8,13 +8,15 @@ comes is refused; then the place is read, and writing goes on from there.
 
 Nor does it rest on a transaction's being whole. A broker that was killed while it ended one forgets some of
 it: partitions that have no leader yet when it starts are "likely deleted already and hence can be skipped"
-(Kafka 4.4). There it stays open, nobody reads behind it, and what ends it, either way, is the next
-transaction of the same producer. So a place also says at which offsets its lines stand, and those of earlier
-ones that nobody has seen end; a new producer aborts what is open and looks up what became of the last place.
-If that is there in part, its other lines are read from where they were aborted, and written again.
+(Kafka 4.4). There it stays open, nobody reads behind it, and what ends it, either way, is this producer's
+next transaction in that partition. So a place also says at which offsets its lines stand. No transaction
+begins before readers have all of the last one; if they do not get it, a new producer aborts what is open
+and looks for the lines of the last place. If some of them are there, the others are read from where they
+were aborted, and written again.
 """
 
 import contextlib
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,28 +35,31 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.logs.writer import LogPosition
 
 TRANSACTION_S: Final = 20.0
-"""A transaction of somebody who is gone ends after so long."""
+"""A transaction of somebody who is gone may stand open for so long."""
+_ENDED_S: Final = TRANSACTION_S + 25.0
+"""Then it has ended: coordinators look every ten seconds."""
 _PLACES: Final = ".photon"
 _CREATE_S: Final = 15.0
 _LOOK_S: Final = 0.005
 """Between two looks at whether a transaction has ended."""
-_PLACES_SETTINGS: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
-"""It is read whole when a sink is opened, and what is compacted is never the last segment."""
+_PLACES_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 << 20),  # it is read whole when a sink is opened, and the last is never compacted
+    "min.compaction.lag.ms": str(24 * 3600 * 1000),  # places that were aborted are needed until then
+}
 
 _Runs = list[tuple[int, int]]
 """Offsets in a partition, the first and the last of each run."""
-_END: Final = 1 << 62
-_MOST_UNENDED: Final = 1_000
-"""Runs of lines that may wait for transactions of other writers to end."""
+_Offsets = Mapping[tuple[str, int], int]
+"""One in each of these partitions of topics."""
 
 
 class _Noted(msgspec.Struct):
-    """A record of the topic of places: all lines before `place` are written, the last of them at the offsets
-    `lines` of each partition; those `before` were written earlier, and may not have ended."""
+    """A record of the topic of places: all lines before `place` are written, the last batch of them at the
+    offsets `lines` of each partition."""
 
     place: LogPosition
     lines: dict[int, _Runs]
-    before: dict[int, _Runs]
 
 
 class KafkaSink:
@@ -79,18 +84,15 @@ class KafkaSink:
         self._keys = keys_by(own["key"]) if own.get("key") else None
         self._producer: Any = None
         self._admin: Any = None
-        self._unended: dict[int, _Runs] = {}
 
     def open(self) -> LogPosition | None:
         self.close()
-        self._unended = {}
         try:
             self._admin = made(self._uri, AdminClient, self._given)
             self._make_places()
             self._producer = made(self._uri, Producer, self._producing)
             self._producer.init_transactions(ASK_S + TRANSACTION_S)
-            self._end_forgotten()
-            return self._last_place()
+            return self._last_place(self._end_forgotten())
         except KafkaException as error:
             raise in_words(self._uri, error) from error
 
@@ -100,90 +102,92 @@ class KafkaSink:
         split = split_lines(lines)
         keys: Sequence[bytes | None] = [None] * len(split) if self._keys is None else self._keys(lines)
         try:
-            self._transact(((line, key) for line, key in zip(split, keys, strict=True)), end, {})
+            self._transact(zip(split, keys, itertools.repeat(-1)), end, {})
         except KafkaException as error:
             raise in_words(self._uri, error) from error
 
     def _transact(
-        self, records: Iterable[tuple[Any, ...]], place: LogPosition, there: Mapping[int, _Runs]
+        self,
+        records: Iterable[tuple[bytes, bytes | None, int]],
+        place: LogPosition,
+        there: Mapping[int, _Runs],
     ) -> None:
-        """Writes these (value, key, perhaps partition) up to the place, of which the lines `there` stand
-        already."""
-        producer, stand = self._producer, _Stand()
-        producer.begin_transaction()
-        for record in records:
-            self._produce(stand, self._topic, *record)
-        self._flush(stand)
-        self._see_ended()
-        noted = _Noted(place, _both(there, stand.runs(self._topic)), self._unended)
-        producer.produce(self._topic + _PLACES, msgspec.json.encode(noted), self._writer.encode())
-        producer.commit_transaction(TRANSACTION_S)
-        self._unended = _both(self._unended, noted.lines)
+        """Writes these (value, key, partition) up to the place, of which the lines `there` stand already.
+        Partition -1: by the key."""
+        places = self._topic + _PLACES
+        self._producer.begin_transaction()
+        lines = self._send(self._topic, records)
+        runs = {partition: _runs(offsets) for partition, offsets in lines.items()}
+        noted = _Noted(place, {p: [*there.get(p, ()), *runs.get(p, ())] for p in {**there, **runs}})
+        (at,) = self._send(places, [(msgspec.json.encode(noted), self._writer.encode(), 0)])[0]
+        self._producer.commit_transaction(TRANSACTION_S)
+        self._await_end({(self._topic, p): offsets[-1] for p, offsets in lines.items()} | {(places, 0): at})
 
-    def _produce(
-        self, stand: "_Stand", topic: str, value: bytes, key: bytes | None, partition: int = -1
-    ) -> None:
-        while True:
-            try:
-                self._producer.produce(topic, value, key, partition, on_delivery=stand.told)
-                break
-            except BufferError:  # as much is under way as may be
-                self._producer.poll(1.0)
-        stand.sent += 1
+    def _send(self, topic: str, records: Iterable[tuple[bytes, bytes | None, int]]) -> dict[int, list[int]]:
+        """Partition -> the offsets at which these (value, key, partition) stand. UnavailableError,
+        KafkaException."""
+        producer, sent, failed = self._producer, 0, []
+        offsets: defaultdict[int, list[int]] = defaultdict(list)
 
-    def _flush(self, stand: "_Stand") -> None:
+        def told(error: KafkaError | None, record: Any) -> None:
+            if error is None:
+                offsets[record.partition()].append(record.offset())
+            else:
+                failed.append(error)
+
         try:
-            self._producer.flush(TRANSACTION_S)
+            for value, key, partition in records:
+                while True:
+                    try:
+                        producer.produce(topic, value, key, partition, on_delivery=told)
+                        break
+                    except BufferError:  # as much is under way as may be
+                        producer.poll(1.0)
+                sent += 1
+            producer.flush(TRANSACTION_S)
         except SystemError as error:  # raised for both what is fatal and what it calls back to tell
             raise UnavailableError(f"{self._uri.shown}: fenced by a newer writer; tried again") from error
-        if stand.arrived < stand.sent:
-            why = stand.failed or f"no answer in {TRANSACTION_S:.0f} s"
-            raise UnavailableError(f"{self._uri.shown}: {why}; tried again")
+        if failed:
+            raise KafkaException(failed[0])
+        # Sent once more, the offset may not be known.
+        if sum(map(len, offsets.values())) < sent or any(min(some) < 0 for some in offsets.values()):
+            raise UnavailableError(f"{self._uri.shown}: not all lines are known to be there; tried again")
+        return offsets
 
-    def _end_forgotten(self) -> None:
-        """By a transaction in all partitions, which is aborted."""
-        stand = _Stand()
+    def _end_forgotten(self) -> _Offsets:
+        """By a transaction in all partitions, which is aborted: where it stands."""
+        stands: dict[tuple[str, int], int] = {}
         self._producer.begin_transaction()
         for topic in (self._topic, self._topic + _PLACES):
-            for partition in self._admin.list_topics(topic, ASK_S).topics[topic].partitions:
-                self._produce(stand, topic, b"", self._writer.encode(), partition)
-        self._flush(stand)
+            told = self._admin.list_topics(topic, ASK_S).topics[topic]
+            if told.error is not None or not told.partitions:
+                raise UnavailableError(f"{self._uri.shown}: its partitions are not known; tried again")
+            empty = [(b"", self._writer.encode(), partition) for partition in told.partitions]
+            stands |= {(topic, partition): at for partition, (at,) in self._send(topic, empty).items()}
         self._producer.abort_transaction(TRANSACTION_S)
-        until = time.monotonic() + ASK_S + TRANSACTION_S
-        while any(end <= stand.offsets[where][-1] for where, end in self._ends(stand.offsets).items()):
-            if time.monotonic() > until:
-                raise self._held_up()
-            time.sleep(_LOOK_S)
+        self._await_end(stands)
+        return stands
 
-    def _see_ended(self) -> None:
-        """Drops from what is not known to have ended what is known to by now."""
-        ends = self._ends((self._topic, partition) for partition in self._unended)
-        for (_, partition), end in ends.items():
-            self._unended[partition] = [run for run in self._unended[partition] if run[1] >= end]
-        self._unended = {partition: runs for partition, runs in self._unended.items() if runs}
-        if sum(map(len, self._unended.values())) > _MOST_UNENDED:
-            raise self._held_up()
-
-    def _ends(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Before which offset all transactions of these partitions have ended."""
+    def _await_end(self, stands: _Offsets) -> None:
+        """Until readers of what is committed are past these offsets. UnavailableError."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = dict.fromkeys((TopicPartition(*place) for place in places), latest)
-        if not asked:
-            return {}
-        committed = IsolationLevel.READ_COMMITTED
-        told = self._admin.list_offsets(asked, isolation_level=committed, request_timeout=ASK_S)
-        return {(at.topic, at.partition): one.result().offset for at, one in told.items()}
-
-    def _held_up(self) -> UnavailableError:
-        return UnavailableError(
-            f"{self._uri.shown}: a transaction of another writer does not end; tried again"
-        )
+        asked = {TopicPartition(*place): latest for place in stands}
+        committed, until = IsolationLevel.READ_COMMITTED, time.monotonic() + _ENDED_S
+        while True:
+            told = self._admin.list_offsets(asked, isolation_level=committed, request_timeout=ASK_S)
+            if all(one.result().offset > stands[at.topic, at.partition] for at, one in told.items()):
+                return
+            if time.monotonic() > until:
+                raise UnavailableError(
+                    f"{self._uri.shown}: a transaction does not end, of this writer or another; tried again"
+                )
+            time.sleep(_LOOK_S)
 
     def close(self) -> None:
         if self._producer is not None:
             with contextlib.suppress(KafkaException):
                 self._producer.purge()
-            self._producer = None
+        self._producer = self._admin = None
 
     def _make_places(self) -> None:
         """The topic of the places; that of the joined lines must be there: how many partitions it has is not
@@ -194,49 +198,57 @@ class KafkaSink:
         if self._topic + _PLACES in topics:
             return
         new = NewTopic(self._topic + _PLACES, 1, -1, config=_PLACES_SETTINGS)
-        for future in self._admin.create_topics([new], operation_timeout=_CREATE_S).values():
+        for future in self._admin.create_topics([new], request_timeout=_CREATE_S).values():
             try:
-                future.result(_CREATE_S)
+                future.result()
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 
-    def _last_place(self) -> LogPosition | None:
-        """Up to where this writer's lines stand, each of them; those that a transaction lacks are written."""
-        committed, at = self._last_noted(0, IsolationLevel.READ_COMMITTED)
-        noted, _ = self._last_noted(at, IsolationLevel.READ_UNCOMMITTED)
-        if noted is not None and noted != committed and not self._standing(noted.lines):
+    def _last_place(self, ends: _Offsets) -> LogPosition | None:
+        """Up to where this writer's lines stand, each of them; those that a transaction lacks are written.
+        `ends`: of the partitions, up to where all is to be read."""
+        committed, at = self._last_noted(0, ends, IsolationLevel.READ_COMMITTED)
+        noted, _ = self._last_noted(at, ends, IsolationLevel.READ_UNCOMMITTED)
+        standing = set() if noted is None else self._standing(noted.lines, ends)
+        if noted != committed and not standing:
             noted = committed
+            standing = set() if noted is None else self._standing(noted.lines, ends)
         if noted is None:
             return None
-        lines = _both(noted.before, noted.lines)
-        standing = self._standing(lines)
         lacking = [
             (record.value(), record.key(), record.partition())
-            for record in self._at(lines, IsolationLevel.READ_UNCOMMITTED)
+            for record in self._at(noted.lines, ends, IsolationLevel.READ_UNCOMMITTED)
             if (record.partition(), record.offset()) not in standing
         ]
         if lacking or noted != committed:
-            self._transact(lacking, noted.place, _those_with(standing, lines))
+            self._transact(lacking, noted.place, _those_with(standing, noted.lines))
         return noted.place
 
-    def _last_noted(self, start: int, isolation: IsolationLevel) -> tuple[_Noted | None, int]:
+    def _last_noted(self, start: int, ends: _Offsets, isolation: IsolationLevel) -> tuple[_Noted | None, int]:
         """Of this writer, from this offset on, and its offset."""
+        place = (self._topic + _PLACES, 0)
         found: tuple[_Noted | None, int] = None, start
-        for record in self._records({(self._topic + _PLACES, 0): [(start, _END)]}, isolation):
+        for record in self._records({place: [(start, ends[place])]}, isolation):
             if record.key() == self._writer.encode() and record.value():
                 found = self._parsed(record.value()), record.offset()
         return found
 
-    def _standing(self, lines: Mapping[int, _Runs]) -> set[tuple[int, int]]:
+    def _standing(self, lines: Mapping[int, _Runs], ends: _Offsets) -> set[tuple[int, int]]:
         """Those of these lines, as (partition, offset), that readers of what is committed see."""
-        return {(one.partition(), one.offset()) for one in self._at(lines, IsolationLevel.READ_COMMITTED)}
+        committed = self._at(lines, ends, IsolationLevel.READ_COMMITTED)
+        return {(record.partition(), record.offset()) for record in committed}
 
-    def _at(self, lines: Mapping[int, _Runs], isolation: IsolationLevel) -> Iterator[Any]:
-        return self._records({(self._topic, partition): runs for partition, runs in lines.items()}, isolation)
+    def _at(self, lines: Mapping[int, _Runs], ends: _Offsets, isolation: IsolationLevel) -> Iterator[Any]:
+        """The records of these lines; of a topic that was made anew there are none."""
+        places = {(self._topic, partition): runs for partition, runs in lines.items() if runs}
+        if places.keys() - ends:
+            raise UnavailableError(f"{self._uri.shown}: not all its partitions are known; tried again")
+        there = {place: runs for place, runs in places.items() if runs[-1][1] < ends[place]}
+        return self._records(there, isolation)
 
     def _records(self, places: Mapping[tuple[str, int], _Runs], isolation: IsolationLevel) -> Iterator[Any]:
-        """The records at these offsets of partitions, as far as there are any."""
+        """The records at these offsets of partitions, which have ended; not those that are deleted."""
         settings = {
             **self._given,
             "group.id": f"photon.{self._writer}",
@@ -245,12 +257,14 @@ class KafkaSink:
             "auto.offset.reset": "earliest",
             "isolation.level": isolation.name.lower(),
             "fetch.wait.max.ms": 10,
+            "client.rack": "",  # a follower may not have all yet
         }
-        wanted = {place: runs for place, runs in places.items() if runs}
+        if not places:
+            return
+        wanted, silent_s = dict(places), 0
         consumer = made(self._uri, Consumer, settings)
         try:
-            consumer.assign([TopicPartition(*place, runs[0][0]) for place, runs in wanted.items()])
-            silent_s = 0
+            consumer.assign([TopicPartition(*place, runs[0][0]) for place, runs in places.items()])
             while wanted:
                 record = consumer.poll(1.0)
                 if record is None:
@@ -265,7 +279,8 @@ class KafkaSink:
                 runs = wanted.get(place, ())
                 if error is None and any(first <= at <= last for first, last in runs):
                     yield record
-                if runs and (error is not None or at >= runs[-1][1]):
+                # An end that a new leader tells may be an early one.
+                if runs and at >= runs[-1][1] + (error is not None):
                     del wanted[place]
                     consumer.incremental_unassign([TopicPartition(*place)])
         finally:
@@ -281,10 +296,6 @@ class KafkaSink:
             ) from error
 
 
-def _both(one: Mapping[int, _Runs], other: Mapping[int, _Runs]) -> dict[int, _Runs]:
-    return {partition: [*one.get(partition, ()), *other.get(partition, ())] for partition in {**one, **other}}
-
-
 def _those_with(offsets: set[tuple[int, int]], lines: Mapping[int, _Runs]) -> dict[int, _Runs]:
     """The runs of lines in which these (partition, offset) are."""
     return {
@@ -295,29 +306,6 @@ def _those_with(offsets: set[tuple[int, int]], lines: Mapping[int, _Runs]) -> di
     }
 
 
-class _Stand:
-    """Where the records of a transaction stand, as brokers tell: (topic, partition) -> offsets, ascending."""
-
-    def __init__(self) -> None:
-        self.sent = self.arrived = 0
-        self.failed = ""
-        self.offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-
-    def told(self, error: Any, record: Any) -> None:
-        if error is not None:
-            self.failed = error.str()
-        elif record.offset() < 0:  # sent again, and the first one arrived too long ago
-            self.failed = "offsets are not known"
-        else:
-            self.arrived += 1
-            self.offsets[record.topic(), record.partition()].append(record.offset())
-
-    def runs(self, topic: str) -> dict[int, _Runs]:
-        """partition -> its offsets."""
-        found: dict[int, _Runs] = {}
-        for (name, partition), offsets in self.offsets.items():
-            if name == topic:
-                jumps = [i for i in range(1, len(offsets)) if offsets[i] != offsets[i - 1] + 1]
-                firsts, lasts = [0, *jumps], [*jumps, len(offsets)]
-                found[partition] = [(offsets[a], offsets[b - 1]) for a, b in zip(firsts, lasts, strict=True)]
-        return found
+def _runs(offsets: Sequence[int]) -> _Runs:
+    jumps = [i for i in range(1, len(offsets)) if offsets[i] != offsets[i - 1] + 1]
+    return [(offsets[a], offsets[b - 1]) for a, b in itertools.pairwise([0, *jumps, len(offsets)])]

@@ -93,12 +93,32 @@ def test_a_writer_that_was_taken_over_writes_nothing_more(topic, broker, sink):
     assert committed(broker, name) == once("a", "b")
 
 
-def test_the_place_is_not_overlooked_behind_a_transaction_of_another_writer(topic, broker, sink):
+def test_a_batch_is_written_when_readers_have_it(topic, broker, sink):
+    """Not before a transaction of another writer has ended, behind which it stands."""
+    from confluent_kafka import Producer
+
+    name = topic(1)
+    one = sink(name)
+    one.open()
+    other = Producer({"bootstrap.servers": broker.address, "transactional.id": f"before {name}"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(name, b"never")
+    other.flush()
+    before_its_end = threading.Timer(2, other.abort_transaction)
+    before_its_end.start()
+    one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+    assert committed(broker, name) == once("a")
+    before_its_end.join()
+
+
+def test_the_place_is_not_overlooked_behind_a_transaction_of_another_writer(topic, broker, sink, monkeypatch):
     from confluent_kafka import Producer
 
     name = topic()
     one = sink(name)
     one.open()
+    monkeypatch.setattr(one, "_await_end", lambda stands: None)  # it dies meanwhile
     other = Producer({"bootstrap.servers": broker.address, "transactional.id": f"open {name}"})
     other.init_transactions(30)
     other.begin_transaction()
