@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from millwheel import links
+from millwheel.computation import BEFORE, NEVER
 from millwheel.disk import Disk
 from millwheel.engine.calls import ID_BYTES, Calls, shown
 from millwheel.engine.lateness import Lateness
@@ -411,7 +412,8 @@ class Worker:
         if self._syncing is not None or self._finished or not self._may_go_on:
             return
         quiet = self._committing is None and not self._wheel.due and not self._wheel.unacked_bytes
-        end = self._finishing and quiet and not self._more
+        ended = min(self._reported.values(), default=BEFORE) >= NEVER
+        end = self._finishing and quiet and not self._more and ended
         if not end and now < self._next_sync:
             return
         self._next_sync = now + _SYNC_S

@@ -40,7 +40,8 @@ class Authority:
 
     @property
     def ended(self) -> bool:
-        return all(mark >= NEVER for mark in self.marks.values())
+        """By the last report of each, as marks that are restored may have ended with an earlier run."""
+        return all(report.get(name, BEFORE) >= NEVER for report in self._reports for name in self.marks)
 
     def holder(self, name: str) -> int:
         """The worker whose report is the least."""

@@ -35,7 +35,11 @@ class Master:
         self._stragglers = Stragglers(plan.topology.injectors)
         self._links: dict[int, Link] = {}
         self._statuses: dict[int, dict[str, Any]] = {}
-        self._finished: set[int] = set()
+        self._idle: dict[int, tuple[Any, ...]] = {}
+        self._idle_before: dict[int, tuple[Any, ...]] = {}
+        """What each worker that has nothing left to do had done: this time asked, and the time before."""
+        self.finished = False
+        """All is worked off, and written."""
         self._hot_told: set[tuple[int, str, str]] = set()
         self._ended = False
         self._heard: dict[int, float] = {}
@@ -43,11 +47,6 @@ class Master:
         self._moved = time.monotonic()
         self.notices: list[str] = []
         """Of workers, as of a log that was cut before it was read; who tells them takes them away."""
-
-    @property
-    def finished(self) -> bool:
-        """All is worked off, and written."""
-        return len(self._finished) == len(self._machines)
 
     def hear(self, link: Link, kind: int, said: Any) -> None:
         """LostError for who is of another round, or none of its workers."""
@@ -88,7 +87,17 @@ class Master:
             if self._stragglers.report(said[0], said[1]["late"]):
                 self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
             if kind == links.FINISHED:
-                self._finished.add(said[0])
+                self._idle[said[0]] = said[1]["sequencer"], said[1]["counts"]
+                self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Once all are idle: one may have handed something on to another that had been idle. If none has done
+        anything from one time to the next, none will."""
+        if len(self._idle) == len(self._machines):
+            self.finished = self._idle == self._idle_before
+            if not self.finished:
+                self._idle_before, self._idle = self._idle, {}
+                self._send_all(links.FINISH, b"")
 
     def better(self) -> Shares | None:
         """Where it pays to move slots, and there is more to do."""

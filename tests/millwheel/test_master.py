@@ -1,10 +1,14 @@
-"""What the one that leads answers of low watermarks, before any worker has begun."""
+"""What the one that leads makes of its workers' words, and what it answers of low watermarks."""
 
-from millwheel import Computation, Input, Logs, Stream, Topology, node
+from types import SimpleNamespace
+
+from millwheel import Computation, Input, Logs, Stream, Topology, links, node
+from millwheel.computation import NEVER
 from millwheel.engine.plan import Plan, numbered
-from millwheel.engine.shares import Shares, even
+from millwheel.engine.shares import Shares, Work, even
 from millwheel.machines import Machine, Round
 from photon.cluster.master import Master
+from photon.logs.shares import SLOTS
 
 
 class Relay(Computation):
@@ -17,10 +21,52 @@ TOPOLOGY = Topology(
 )
 
 
-def master():
-    here = Machine("a", "here/a", "", 1)
-    running = Round(1, "a", "running", (here,), shares=Shares(even(1)))
-    return Master(Plan(TOPOLOGY, numbered(TOPOLOGY, {})), running, lambda *_: None)
+def master(workers=1, send=lambda *_: None):
+    here = Machine("a", "here/a", "", workers)
+    running = Round(1, "a", "running", (here,), shares=Shares(even(workers)))
+    return Master(Plan(TOPOLOGY, numbered(TOPOLOGY, {})), running, send)
+
+
+def status(sequencer, done):
+    return {
+        "sequencer": sequencer,
+        "counts": {"relay": {"records": done, "dead_letters": 0}},
+        "timers": {},
+        "unacked_bytes": 0,
+        "notices": [],
+        "late": {},
+        "hot": None,
+        "work": Work(1.0, 0.0, [0.0] * SLOTS),
+    }
+
+
+def test_a_run_that_goes_on_behind_its_end_has_ended_when_none_did_anything_from_one_asking_to_the_next():
+    """Marks stand at the end of time then, whatever is under way."""
+    sent, workers = [], (0, 1)
+    of = [SimpleNamespace(known=False, number=worker) for worker in workers]
+    one = master(2, lambda link, kind, _: sent.append((link.number, kind)))
+
+    def asked():
+        asked = [worker for worker, kind in sent if kind == links.FINISH]
+        sent.clear()
+        return asked
+
+    ended = dict.fromkeys(one.authority.marks, NEVER)
+    for worker in workers:
+        one.hear(of[worker], links.BEGINS, ["a", 1, worker, 5 + worker, ended])
+        one.hear(of[worker], links.REPORT, [worker, 5 + worker, {**ended, "relay": 7}])
+        assert asked() == []
+    for worker in workers:
+        one.hear(of[worker], links.REPORT, [worker, 5 + worker, ended])
+    assert asked() == [0, 1]
+    for first, second in ((1, 1), (1, 2), (3, 2)):
+        one.hear(of[0], links.FINISHED, [0, status(5, first)])
+        one.hear(of[1], links.FINISHED, [1, status(6, second)])
+        assert (one.finished, asked()) == (False, [0, 1])
+    one.hear(of[1], links.FINISHED, [1, status(6, 2)])
+    assert not one.finished
+    one.hear(of[0], links.FINISHED, [0, status(5, 3)])
+    assert one.finished and one.summary()["counts"]["relay"]["records"] == 5 and asked() == []
 
 
 def test_why_takes_the_name_of_a_stream_for_the_computation_that_makes_it():

@@ -166,6 +166,19 @@ TOPOLOGY = replace(TOPOLOGY, computations={**TOPOLOGY.computations, "more": read
 """
 
 
+def test_a_run_that_goes_on_behind_its_end_works_off_what_came_since(system):
+    """Though its low watermarks stand at the end from the first moment on."""
+    for round_ in range(1, 4):
+        system.write(f"{round_}.jsonl", [{"ts": round_}])
+        told = system.run("--workers", "3", name="tests.millwheel.topologies:CHAIN")
+        assert [told["counts"][f"c{n}"]["records"] for n in range(1, 8)] == [round_] * 7
+        for sink in ("third", "last"):
+            files = (system.directory / "out" / sink).glob("*.jsonl")
+            assert sorted(line["ts"] for file in files for line in map(json.loads, file.open())) == [
+                *range(1, round_ + 1)
+            ]
+
+
 @pytest.mark.long
 def test_new_code_that_cannot_run_is_refused_and_the_run_goes_on(system):
     module, helper = system.directory / "mine.py", system.directory / "helper.py"

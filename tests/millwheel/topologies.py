@@ -227,3 +227,27 @@ if "worker" in sys.argv and "CLOCK_OFF_S" in os.environ:
     SystemClock.now_us = lambda clock: right(clock) + off_us
 if "PUSHED_FILE_BYTES" in os.environ:
     push.FILE_BYTES_MAX = int(os.environ["PUSHED_FILE_BYTES"])
+
+
+class Handed(Computation):
+    """Hands each record on, after a while."""
+
+    def __init__(self, out):
+        self.out = out
+
+    def process_record(self, record, ctx):
+        time.sleep(0.05)
+        ctx.produce(self.out, record.value)
+
+
+CHAIN = Topology(
+    {"s0": Logs("logs/*", time="ts")},
+    {
+        f"c{n}": node(
+            Handed(f"s{n}"), Input(f"s{n - 1}", key=lambda one, n=n: f"{n} {one['ts']}"), Stream(f"s{n}")
+        )
+        for n in range(1, 8)
+    },
+    {"s3": LogSink("out/third"), "s7": LogSink("out/last")},
+)
+"""Each record goes from worker to worker."""
