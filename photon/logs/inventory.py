@@ -25,6 +25,7 @@ from photon.logs.files import (
     tail_of,
 )
 from photon.logs.packed import SMALL_BYTES, Spool, TruncatedError, Unpacker, is_packed
+from photon.logs.shares import unrotated
 
 
 @dataclass(slots=True, eq=False)
@@ -431,7 +432,8 @@ class Inventory:
             if olds or packed:
                 head = read_at(file.path, 0, HEAD_BYTES, (file.device, file.inode))
             for old in sorted(olds, key=lambda old: -old.known_at):  # of two that begin alike, the longer one
-                if file.size >= old.size and _holds(file, head, old):
+                unread = packed and not old.known_at and unrotated(old.state.name) == unrotated(file.name)
+                if file.size >= old.size and (unread or _holds(file, head, old)):
                     lost.pop(old, None)
                     self._refresh(old, file)
                     return

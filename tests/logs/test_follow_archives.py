@@ -191,6 +191,21 @@ def test_the_last_line_of_a_log_needs_no_newline_once_it_is_in_an_archive(logs, 
     assert it.read() == {"a.jsonl.gz": b'{"id":"last"}\n'}
 
 
+def test_logs_of_which_none_was_read_when_they_were_packed_are_not_told_to_be_lost(logs, following):
+    """Nor where nobody saw it: what they held can't be compared any more."""
+    for name, text in (("a.jsonl", TEXT), ("a.jsonl.1", b"1\n" + TEXT), ("b.jsonl", b"2\n" + TEXT)):
+        (logs / name).write_bytes(text)
+    first = following()
+    first.keep(first.follower.scan_if_due())
+    for name, now in (("a.jsonl.1", "a.jsonl.3.gz"), ("a.jsonl", "a.jsonl.2.gz")):
+        (logs / now).write_bytes(gzip.compress((logs / name).read_bytes() + b"late\n"))
+        (logs / name).unlink()
+    (logs / "b.jsonl").unlink()
+    it = following(states=first.states.values())
+    assert it.read(scans=4) == {"a.jsonl.2.gz": TEXT + b"late\n", "a.jsonl.3.gz": b"1\n" + TEXT + b"late\n"}
+    assert it.follower.take_lost() == len(TEXT) + 2, "that of the one without an archive"
+
+
 def test_what_a_log_held_unread_is_lost_when_no_archive_has_turned_up(logs, following):
     path = logs / "a.jsonl"
     path.write_bytes(TEXT)
