@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
+from dispatcher.workers import check_workers
 from joiner.output_files import same_directory
 from photon.cluster.registry_replicas import members_of
 from photon.cluster.topology import process_name
 from photon.connect.importer import fields_of
 from photon.connect.ports import Reached
-from photon.connect.uris import is_source, make_sink, make_source
+from photon.connect.uris import is_source, make_sink, make_source, parse_uri
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
@@ -151,6 +152,19 @@ def check_apart(
     check_not_matched(patterns, written, "this run")
 
 
+def check_sinks(sinks: Sequence[str], roots: Iterable[Path]) -> None:
+    """UsageError if one writes into what this run writes: its lines would be taken for joined ones once more.
+
+    `roots`: of the joined logs.
+    """
+    for text in sinks:
+        uri = parse_uri(text)
+        if uri.scheme == "file" and any(
+            Path(f"/{uri.path}").resolve().is_relative_to((root / "joined").resolve()) for root in roots
+        ):
+            raise UsageError(f"{uri.shown}: the joined logs stand there; name another directory")
+
+
 def check_not_matched(patterns: Sequence[str], written: Iterable[Path], by: str) -> None:
     """UsageError if a pattern matches one of the files that are `written`."""
     for pattern in patterns:
@@ -180,6 +194,8 @@ def check_same_run(
     `joiners`: datacenter -> how many run there; `joined_lines`: in the output. SettingsError, UsageError,
     CorruptStateError, StorageError.
     """
+    for name in joiners:
+        check_workers(work / name / "dispatcher", settings.dispatcher.workers)
     path, mark = work / "run.json", out / "joined" / MARK
     marks = {root: Path(root) / "joined" / MARK for root in settings.joiner.output_roots}
     runs = {"datacenters": list(joiners), "joiners": dict(joiners)}
@@ -324,7 +340,8 @@ class RegistryMemory:
         if ready and now - self._same_since >= SETTLED_S:
             raise CorruptStateError(
                 f"{self._work / 'registry'}: remembers {known:,} ids, but {self._ids:,} joined lines are in "
-                "the output and would be joined again; restore it, or start in an empty --work and --out"
+                "the output and would be joined again; restore it, or the registry.retention_days that it "
+                "was run with, or start in an empty --work and --out"
             )
         return False
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.workers import check_workers
 from joiner.output_files import count_joined
 from photon.cluster.ledgers import ledger_of
 from photon.cluster.local_cluster import LocalCluster, on_free_ports, placed, unlisted_files
@@ -30,6 +29,7 @@ from photon.cluster.preflight import (
     check_reached,
     check_run,
     check_same_run,
+    check_sinks,
 )
 from photon.cluster.registry_replicas import clear_unfounded, members_of, replacing
 from photon.cluster.roles import ROLES
@@ -209,14 +209,11 @@ def running(
     every_s: float = POLL_S,
     renew: bool = True,
 ) -> Iterator[RunLoop]:
-    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again;
-    SettingsError for another number of workers than before.
+    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again.
 
     `renew`: replicas that lost their disks are replaced.
     """
     topology = cluster.topology
-    for pipeline in topology.pipelines:
-        check_workers(pipeline.home("dispatcher"), len(pipeline.dispatchers))
     lost = members_of(work, len(topology.replicas)).lost if renew else []
     try:
         with (
@@ -341,6 +338,7 @@ def join(
                 check_matches(f"{side} log", patterns)
         check_reached(settings)
     check_apart(logs, out, work, names, roots)
+    check_sinks(settings.joiner.sinks, (out, *map(Path, roots)))
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)
     with contextlib.closing(RunDisplay()) as display, holding(work, out) as ground:
@@ -506,7 +504,8 @@ def _summary(topology: Topology, run: _Draining, joined_before: int, display: Ru
     if written > joined:
         display.notice(
             f"{written - joined:,} joined lines are not in {topology.output}/joined any more; they count as "
-            "duplicate. If they were not moved away on purpose, restore them"
+            "duplicate. Restore them, unless they were moved away on purpose or `photon recover` has had "
+            "them joined again"
         )
     unlisted = unlisted_files(topology)
     if unlisted:

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import re
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -397,6 +398,8 @@ def side_of_stdin(sides: Mapping[str, Sequence[str]]) -> str | None:
     piped = [side for side, texts in sides.items() for text in texts if text == STDIN]
     if len(piped) > 1:
         raise UsageError("standard input (-) can be one of the logs only")
+    if piped and sys.stdin is None:  # its number may be another file's by now
+        raise UsageError("standard input (-) is closed; pipe something into it, or name a file")
     return next(iter(piped), None)
 
 

@@ -184,6 +184,25 @@ def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line
     assert "was begun with 2 dispatcher workers, not 1; set 'dispatcher.workers'" in line
 
 
+def test_a_start_that_is_refused_changes_nothing(tmp_path, refused):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "a.jsonl", [{"id": "q", "ts_us": T0}])
+    write_lines(logs / "clicks" / "a.jsonl", [{"id": "c", "primary_id": "q", "ts_us": T0}])
+    assert photon(*join_arguments(logs, out)).returncode == 0
+    (tmp_path / "other.toml").write_text("[dispatcher]\nworkers = 2\n[joiner]\nprocesses = 2\n")
+    for more in (("--datacenters", 2), ()):
+        refused(*join_arguments(logs, out), "--config", tmp_path / "other.toml", *more)
+    assert photon(*join_arguments(logs, out)).returncode == 0
+
+
+def test_standard_input_that_is_closed_is_no_log(tmp_path, monkeypatch, refused):
+    write_lines(tmp_path / "queries" / "a.jsonl", [{"id": "q", "ts_us": T0}])
+    monkeypatch.setattr("sys.stdin", None)
+    assert "standard input (-) is closed" in refused(
+        *("join", "--primary", tmp_path / "queries", "--foreign", "-", "--out", tmp_path / "out")
+    )
+
+
 @pytest.mark.long
 def test_a_joined_line_is_the_foreign_one_byte_for_byte_whatever_its_logs_are_named(tmp_path):
     """The primary object is added at its end. Logs beside it that can't be read are named."""

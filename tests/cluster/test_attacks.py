@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from photon.cluster.preflight import RegistryMemory, check_apart
+from photon.cluster.preflight import RegistryMemory, check_apart, check_sinks
 from photon.core.errors import CorruptStateError, UsageError
 from photon.logs.files import glob_matches
 from tests.system import join, join_arguments, joined_pairs, photon, write_lines, write_logs
@@ -150,6 +150,18 @@ def test_arguments_that_would_harm_a_run_are_refused_in_a_line(refused: Any, tmp
         (("--work", odd), "not UTF-8"),
     ):
         assert told in refused(*join_arguments(logs, tmp_path / "out", *more))
+
+
+@pytest.mark.parametrize(
+    "place", ["joined", "joined/more", "../out/joined", "../link/joined/x?format=parquet"]
+)
+def test_a_sink_in_the_joined_logs_is_refused(place: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "joined").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(out)
+    check_sinks([f"file://{out}/published", "kafka://h:1/joined"], [out])
+    with pytest.raises(UsageError, match="the joined logs stand there"):
+        check_sinks([f"file://{out}/{place}"], [tmp_path / "more", out])
 
 
 def test_a_pattern_that_reaches_into_the_output_is_refused_and_one_next_to_it_is_not(tmp_path: Path) -> None:
