@@ -111,7 +111,9 @@ class Worker:
         self._next_sync = self._next_status = self._next_connect = 0.0
         self._reported: dict[str, int] = {}
         self._chunks = 0
-        self._stopping = self._finishing = self._finished = False
+        self._stopping = self._finished = False
+        self._asked = self._answered = 0
+        """Whether all is done: the numbers of the last such question, and of the one answered last."""
         self._ending = False
         """The sync under way is the last one."""
         self._in: dict[int, Link] = {}
@@ -203,10 +205,23 @@ class Worker:
 
     _more = True
     """A log has more, as of the last look."""
+    _drained = False
+    """Logs are read no more: what they get from now on is for the next run."""
 
     @property
     def _may_read(self) -> bool:
         return self._chunks < _CHUNKS_MAX and self._wheel.unacked_bytes < UNACKED_BYTES_MAX
+
+    @property
+    def _has_ended(self) -> bool:
+        """By all that it reported."""
+        return min(self._reported.values(), default=BEFORE) >= NEVER
+
+    @property
+    def _is_idle(self) -> bool:
+        """It has nothing to do or to hand on."""
+        busy = self._committing is not None or self._wheel.due or self._wheel.unacked_bytes or self._more
+        return not busy and self._has_ended
 
     def _patience(self) -> float:
         wait = _TICK_S if any(len(stage.due) for stage in self._wheel.stages.values()) else _IDLE_TICK_S
@@ -219,7 +234,8 @@ class Worker:
         """Read what the logs have, and take it through the stages."""
         began, left = self._clock.monotonic(), False
         self._more = False
-        for source in self._sources:
+        self._drained |= self._asked > 0 and self._has_ended
+        for source in () if self._drained else self._sources:
             positions = source.look()
             if positions:
                 self._wheel.inject(source.name, {}, positions)
@@ -239,7 +255,7 @@ class Worker:
         self._wheel.turn(self._clock.now_us())
         self._wheel.pace.took(self._clock.monotonic() - began, left or self._wheel.due)
         self._hand_on(*self._wheel.early())
-        for source in self._sources:
+        for source in () if self._drained else self._sources:
             self._wheel.bound(source.name, source.bound())
 
     def _accept(self, listener: Any, _: int) -> None:
@@ -318,7 +334,7 @@ class Worker:
         """To who leads, from now on. OSError."""
         self._control = self._ways.to_lead()
         self._watch(self._control, self._from_control)
-        self._reported = {}
+        self._reported, self._asked, self._answered = {}, 0, 0
         begins = [*self._round, self._me, self._sequencer, self._wheel.marks]
         self._send(self._control, links.BEGINS, pack(begins))
 
@@ -351,7 +367,7 @@ class Worker:
                 if source.name in allowed:
                     source.allow(allowed[source.name])
         elif kind == links.FINISH:
-            self._finishing = True
+            self._asked = links.read(kind, payload)
 
     # What goes out
 
@@ -411,9 +427,7 @@ class Worker:
         now = self._clock.monotonic()
         if self._syncing is not None or self._finished or not self._may_go_on:
             return
-        quiet = self._committing is None and not self._wheel.due and not self._wheel.unacked_bytes
-        ended = min(self._reported.values(), default=BEFORE) >= NEVER
-        end = self._finishing and quiet and not self._more and ended
+        end = self._asked > self._answered and self._is_idle
         if not end and now < self._next_sync:
             return
         self._next_sync = now + _SYNC_S
@@ -432,8 +446,10 @@ class Worker:
     def _tell(self) -> None:
         now = self._clock.monotonic()
         if self._finished and self._committing is None and not self._places_committing and not self._places:
-            self._send(self._control, links.FINISHED, pack([self._me, self._status()]))
-            self._finishing = self._finished = False  # told again if it is asked again
+            if self._is_idle:
+                self._send(self._control, links.FINISHED, pack([self._me, self._status(), self._asked]))
+                self._answered = self._asked
+            self._finished = False
         elif now >= self._next_status:
             self._next_status = now + _STATUS_S
             for link in links.strangers(self._selector):

@@ -185,11 +185,12 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
                     f"{producer} has pushed {start:,} bytes, of a file of {size:,}: name another producer"
                 )
             file.seek(max(0, start - 1))
-            if start and file.read(1) != b"\n":
+            if start and b"\n" not in file.read(2):  # what a pipe ended with may have been given one
                 raise UsageError(
                     f"{producer} has pushed {start:,} bytes of another file: in {file.name} no line ends "
                     "there; name another producer"
                 )
+            file.seek(start)
         left = pusher.push_all(file, grows=file.seekable())
         click.echo(f"pushed {pusher.number - start:,} bytes")
         if left:

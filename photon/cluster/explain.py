@@ -123,15 +123,23 @@ def registered(
 
     UnavailableError.
     """
-    guarded = None
+    guarded, silent = None, None
     with registry().client(TIMEOUT_S) as client:
         for shard in client.configuration().shards:
-            for part in client.scan(shard, timeout_s=TIMEOUT_S, fresh=True, ids=packed):
+            try:
+                # Another than the leader may not have read its log yet.
+                parts = list(client.scan(shard, timeout_s=TIMEOUT_S, fresh=True, ids=packed))
+            except UnavailableError as error:
+                silent = error
+                continue
+            for part in parts:
                 for token, is_guard in zip(part.tokens, part.guarded.tolist(), strict=True):
                     found = {"shard": shard, **_token(token, topology)}
                     if not is_guard:
                         return found
                     guarded = found
+    if silent is not None and guarded is None:
+        raise silent
     return guarded
 
 

@@ -35,6 +35,8 @@ class Master:
         self._stragglers = Stragglers(plan.topology.injectors)
         self._links: dict[int, Link] = {}
         self._statuses: dict[int, dict[str, Any]] = {}
+        self._asked = 1
+        """How often whether all is done, as FINISH and its answer say."""
         self._idle: dict[int, tuple[Any, ...]] = {}
         self._idle_before: dict[int, tuple[Any, ...]] = {}
         """What each worker that has nothing left to do had done: this time asked, and the time before."""
@@ -64,7 +66,7 @@ class Master:
             self._send_all(links.MARKS, pack(self.authority.marks))
             self._send(link, links.LATENESS, pack(self._stragglers.lateness_us))
             if self._ended:
-                self._send(link, links.FINISH, b"")
+                self._send(link, links.FINISH, pack(self._asked))
         elif kind not in _OF_WORKERS or self._links.get(said[0]) is not link:
             raise LostError
         elif kind == links.REPORT:
@@ -73,7 +75,7 @@ class Master:
                 self._send_all(links.MARKS, pack(self.authority.marks))
             if self.authority.ended and not self._ended:
                 self._ended = True
-                self._send_all(links.FINISH, b"")
+                self._send_all(links.FINISH, pack(self._asked))
         else:
             before = self._statuses.get(said[0], {})
             new = [line for line in said[1]["notices"] if line not in before.get("notices", ())]
@@ -86,18 +88,20 @@ class Master:
             self._note_hot(said[0], said[1]["hot"])
             if self._stragglers.report(said[0], said[1]["late"]):
                 self._send_all(links.LATENESS, pack(self._stragglers.lateness_us))
-            if kind == links.FINISHED:
+            if kind == links.FINISHED and said[2] == self._asked:
                 self._idle[said[0]] = said[1]["sequencer"], said[1]["counts"]
                 self._ask_again()
 
     def _ask_again(self) -> None:
-        """Once all are idle: one may have handed something on to another that had been idle. If none has done
-        anything from one time to the next, none will."""
+        """Once all are idle. One that is idle may still be handed records, so the run has ended only when
+        none did anything from one time to the next.
+        """
         if len(self._idle) == len(self._machines):
             self.finished = self._idle == self._idle_before
             if not self.finished:
                 self._idle_before, self._idle = self._idle, {}
-                self._send_all(links.FINISH, b"")
+                self._asked += 1
+                self._send_all(links.FINISH, pack(self._asked))
 
     def better(self) -> Shares | None:
         """Where it pays to move slots, and there is more to do."""

@@ -45,6 +45,7 @@ def check_run(
     for side, texts in (("primary", primary), ("foreign", foreign)):
         for text in filter(is_source, texts):
             make_source(text, fields_of(settings, side)).close()
+    check_sinks(settings.joiner.sinks, (out, *map(Path, settings.joiner.output_roots)))
     for text in settings.joiner.sinks:
         make_sink(text, "check").close()
     patterns = [text for text in (*primary, *foreign) if not is_source(text)]

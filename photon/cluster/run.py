@@ -29,7 +29,6 @@ from photon.cluster.preflight import (
     check_reached,
     check_run,
     check_same_run,
-    check_sinks,
 )
 from photon.cluster.registry_replicas import clear_unfounded, members_of, replacing
 from photon.cluster.roles import ROLES
@@ -338,18 +337,17 @@ def join(
                 check_matches(f"{side} log", patterns)
         check_reached(settings)
     check_apart(logs, out, work, names, roots)
-    check_sinks(settings.joiner.sinks, (out, *map(Path, roots)))
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)
     with contextlib.closing(RunDisplay()) as display, holding(work, out) as ground:
-        if piped is not None and follow:
-            follow_stdin(work / _STDIN, piped, settings.imports.file_bytes_max, display.notice)
-        elif piped is not None:
-            copy_stdin(work / _STDIN, piped, settings.imports.file_bytes_max)
         check_same_run(
             work, out, settings, dict.fromkeys(names, settings.joiner.processes), ground.joined_before
         )
         check_leaders(work, settings)
+        if piped is not None and follow:
+            follow_stdin(work / _STDIN, piped, settings.imports.file_bytes_max, display.notice)
+        elif piped is not None:
+            copy_stdin(work / _STDIN, piped, settings.imports.file_bytes_max)
         attempt = partial(_join, topology, work, names, ground, display, began, watch)
         return on_free_ports(attempt, display.notice)
 

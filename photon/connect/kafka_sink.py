@@ -35,19 +35,17 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.logs.writer import LogPosition
 
 TRANSACTION_S: Final = 20.0
-"""A transaction of somebody who is gone may stand open for so long."""
+"""The transaction of a writer that is gone stays open at most this long."""
 _ENDED_S: Final = TRANSACTION_S + 25.0
-"""Then it has ended: coordinators look every ten seconds."""
+"""Then it has ended: coordinators look every ten seconds. Waiting for those of others takes up to
+_ENDED_S_MAX, twice as long each time."""
+_ENDED_S_MAX: Final = 1800.0
 _PLACES: Final = ".photon"
 _CREATE_S: Final = 15.0
-_LOOK_S: Final = 0.005
-"""Between two looks at whether a transaction has ended."""
-_PLACES_SETTINGS: Final = {
-    "cleanup.policy": "compact",
-    "segment.bytes": str(16 << 20),  # it is read whole when a sink is opened, and the last is never compacted
-    "min.compaction.lag.ms": str(24 * 3600 * 1000),  # places that were aborted are needed until then
-}
-
+_LOOK_S, _LOOK_S_MAX = 0.005, 0.2
+"""Between two looks at whether a transaction has ended, ever longer."""
+_NEAR: Final = 20_000
+"""A writer's last place is mostly among so many."""
 _Runs = list[tuple[int, int]]
 """Offsets in a partition, the first and the last of each run."""
 _Offsets = Mapping[tuple[str, int], int]
@@ -84,17 +82,23 @@ class KafkaSink:
         self._keys = keys_by(own["key"]) if own.get("key") else None
         self._producer: Any = None
         self._admin: Any = None
+        self._patience_s = _ENDED_S
 
     def open(self) -> LogPosition | None:
         self.close()
         try:
             self._admin = made(self._uri, AdminClient, self._given)
             self._make_places()
-            self._producer = made(self._uri, Producer, self._producing)
-            self._producer.init_transactions(ASK_S + TRANSACTION_S)
-            return self._last_place(self._end_forgotten())
+            self._begin()
+            ends = self._end_forgotten()
+            self._begin()  # of an epoch in which none was aborted
+            return self._last_place(ends)
         except KafkaException as error:
             raise in_words(self._uri, error) from error
+
+    def _begin(self) -> None:
+        self._producer = made(self._uri, Producer, self._producing)
+        self._producer.init_transactions(ASK_S + TRANSACTION_S)
 
     def write(self, lines: bytes, start: LogPosition, end: LogPosition) -> None:
         if self._producer is None:
@@ -102,7 +106,7 @@ class KafkaSink:
         split = split_lines(lines)
         keys: Sequence[bytes | None] = [None] * len(split) if self._keys is None else self._keys(lines)
         try:
-            self._transact(zip(split, keys, itertools.repeat(-1)), end, {})
+            self._transact(((line, key, -1) for line, key in zip(split, keys, strict=True)), end, {})
         except KafkaException as error:
             raise in_words(self._uri, error) from error
 
@@ -155,7 +159,7 @@ class KafkaSink:
         return offsets
 
     def _end_forgotten(self) -> _Offsets:
-        """By a transaction in all partitions, which is aborted: where it stands."""
+        """Abort a transaction in every partition, which also ends what was forgotten. Where it stands."""
         stands: dict[tuple[str, int], int] = {}
         self._producer.begin_transaction()
         for topic in (self._topic, self._topic + _PLACES):
@@ -169,19 +173,23 @@ class KafkaSink:
         return stands
 
     def _await_end(self, stands: _Offsets) -> None:
-        """Until readers of what is committed are past these offsets. UnavailableError."""
+        """Return when readers of what is committed are past these offsets. UnavailableError."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = {TopicPartition(*place): latest for place in stands}
-        committed, until = IsolationLevel.READ_COMMITTED, time.monotonic() + _ENDED_S
+        committed, until = IsolationLevel.READ_COMMITTED, time.monotonic() + self._patience_s
+        wait_s = _LOOK_S
         while True:
             told = self._admin.list_offsets(asked, isolation_level=committed, request_timeout=ASK_S)
             if all(one.result().offset > stands[at.topic, at.partition] for at, one in told.items()):
+                self._patience_s = _ENDED_S
                 return
             if time.monotonic() > until:
+                self._patience_s = min(2 * self._patience_s, _ENDED_S_MAX)
                 raise UnavailableError(
                     f"{self._uri.shown}: a transaction does not end, of this writer or another; tried again"
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(wait_s)
+            wait_s = min(1.5 * wait_s, _LOOK_S_MAX)
 
     def close(self) -> None:
         if self._producer is not None:
@@ -197,7 +205,7 @@ class KafkaSink:
             raise UnavailableError(f"{self._uri.shown}: there is no such topic; make it, or mend its name")
         if self._topic + _PLACES in topics:
             return
-        new = NewTopic(self._topic + _PLACES, 1, -1, config=_PLACES_SETTINGS)
+        new = NewTopic(self._topic + _PLACES, 1, -1, config={"cleanup.policy": "compact"})
         for future in self._admin.create_topics([new], request_timeout=_CREATE_S).values():
             try:
                 future.result()
@@ -206,9 +214,12 @@ class KafkaSink:
                     raise
 
     def _last_place(self, ends: _Offsets) -> LogPosition | None:
-        """Up to where this writer's lines stand, each of them; those that a transaction lacks are written.
-        `ends`: of the partitions, up to where all is to be read."""
-        committed, at = self._last_noted(0, ends, IsolationLevel.READ_COMMITTED)
+        """Up to where all lines of this writer are there, once those are written that a transaction lost that
+        was ended in part. `ends`: of the partitions, up to where they are read."""
+        end = ends[self._topic + _PLACES, 0]
+        committed, at = self._last_noted(max(0, end - _NEAR), ends, IsolationLevel.READ_COMMITTED)
+        if committed is None and end > _NEAR:
+            committed, at = self._last_noted(0, ends, IsolationLevel.READ_COMMITTED)
         noted, _ = self._last_noted(at, ends, IsolationLevel.READ_UNCOMMITTED)
         standing = set() if noted is None else self._standing(noted.lines, ends)
         if noted != committed and not standing:
@@ -219,7 +230,7 @@ class KafkaSink:
         lacking = [
             (record.value(), record.key(), record.partition())
             for record in self._at(noted.lines, ends, IsolationLevel.READ_UNCOMMITTED)
-            if (record.partition(), record.offset()) not in standing
+            if record.value() and (record.partition(), record.offset()) not in standing
         ]
         if lacking or noted != committed:
             self._transact(lacking, noted.place, _those_with(standing, noted.lines))
@@ -243,7 +254,10 @@ class KafkaSink:
         """The records of these lines; of a topic that was made anew there are none."""
         places = {(self._topic, partition): runs for partition, runs in lines.items() if runs}
         if places.keys() - ends:
-            raise UnavailableError(f"{self._uri.shown}: not all its partitions are known; tried again")
+            raise UnavailableError(
+                f"{self._uri.shown}: has fewer partitions than lines were written to; tried again (if it was "
+                f"made anew, delete {self._topic}{_PLACES}, too)"
+            )
         there = {place: runs for place, runs in places.items() if runs[-1][1] < ends[place]}
         return self._records(there, isolation)
 

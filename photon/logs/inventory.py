@@ -431,13 +431,19 @@ class Inventory:
             head = b""
             if olds or packed:
                 head = read_at(file.path, 0, HEAD_BYTES, (file.device, file.inode))
-            for old in sorted(olds, key=lambda old: -old.known_at):  # of two that begin alike, the longer one
-                unread = packed and not old.known_at and unrotated(old.state.name) == unrotated(file.name)
-                if file.size >= old.size and (unread or _holds(file, head, old)):
-                    lost.pop(old, None)
-                    self._refresh(old, file)
+            # Of two that begin alike, the longer one.
+            olds.sort(key=lambda old: (-old.known_at, -old.size))
+            same = [old for old in olds if file.size >= old.size and _holds(file, head, old)]
+            if packed and not same:
+                if self._is_twin(file, head):
                     return
-            if packed and self._is_twin(file, head):
+                # What nobody has read is not compared: to be read from its start is right for any.
+                name = unrotated(file.name)
+                unread = [old for old in olds if old.size and not old.read and not old.known_at]
+                same = [old for old in unread if file.size >= old.size and unrotated(old.state.name) == name]
+            if same:
+                lost.pop(same[0], None)
+                self._refresh(same[0], file)
                 return
         number, self._next_number = self._next_number, self._next_number + 1
         followed = Followed(FileState(number, **place_of(file), size=file.size), 0, seen=file)

@@ -11,7 +11,9 @@ import zstandard
 from photon.core.clock import SystemClock
 from photon.core.settings import Logs
 from photon.logs import inventory, packed
+from photon.logs.files import find
 from photon.logs.follow import LogFollower
+from photon.logs.inventory import read_by_others
 from tests.logs.following import Following, append
 
 LINES = [b'{"id":"%d","text":"%s"}\n' % (n, b"x" * (n % 90)) for n in range(200)]
@@ -193,17 +195,28 @@ def test_the_last_line_of_a_log_needs_no_newline_once_it_is_in_an_archive(logs, 
 
 def test_logs_of_which_none_was_read_when_they_were_packed_are_not_told_to_be_lost(logs, following):
     """Nor where nobody saw it: what they held can't be compared any more."""
-    for name, text in (("a.jsonl", TEXT), ("a.jsonl.1", b"1\n" + TEXT), ("b.jsonl", b"2\n" + TEXT)):
+    for name, text in (("a.jsonl", b"0\n"), ("a.jsonl.1", TEXT), ("b.jsonl", b"2\n" + TEXT)):
         (logs / name).write_bytes(text)
     first = following()
     first.keep(first.follower.scan_if_due())
-    for name, now in (("a.jsonl.1", "a.jsonl.3.gz"), ("a.jsonl", "a.jsonl.2.gz")):
+    for name, now in (("a.jsonl.1", "a.jsonl.2.gz"), ("a.jsonl", "a.jsonl.3.gz")):
         (logs / now).write_bytes(gzip.compress((logs / name).read_bytes() + b"late\n"))
         (logs / name).unlink()
     (logs / "b.jsonl").unlink()
     it = following(states=first.states.values())
-    assert it.read(scans=4) == {"a.jsonl.2.gz": TEXT + b"late\n", "a.jsonl.3.gz": b"1\n" + TEXT + b"late\n"}
+    assert it.read(scans=4) == {"a.jsonl.2.gz": TEXT + b"late\n", "a.jsonl.3.gz": b"0\nlate\n"}
     assert it.follower.take_lost() == len(TEXT) + 2, "that of the one without an archive"
+
+
+def test_an_archive_that_others_have_read_is_not_taken_for_the_next_one_of_its_log(logs, following):
+    """Of what `photon millwheel history` has read, neither head nor tail is known."""
+    path = logs / "a.jsonl.7.gz"
+    path.write_bytes(gzip.compress(TEXT[:100]))
+    (seen,) = find([str(logs / "*")], lambda *_: None)
+    path.rename(logs.parent / "away")
+    (logs / "a.jsonl.1.gz").write_bytes(gzip.compress(TEXT))
+    it = following(states=[read_by_others(seen, 100, 1)])
+    assert it.read(scans=4) == {"a.jsonl.1.gz": TEXT}
 
 
 def test_what_a_log_held_unread_is_lost_when_no_archive_has_turned_up(logs, following):

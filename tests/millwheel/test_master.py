@@ -51,6 +51,9 @@ def test_a_run_that_goes_on_behind_its_end_has_ended_when_none_did_anything_from
         sent.clear()
         return asked
 
+    def answers(worker, done, number):
+        one.hear(of[worker], links.FINISHED, [worker, status(5 + worker, done), number])
+
     ended = dict.fromkeys(one.authority.marks, NEVER)
     for worker in workers:
         one.hear(of[worker], links.BEGINS, ["a", 1, worker, 5 + worker, ended])
@@ -59,13 +62,15 @@ def test_a_run_that_goes_on_behind_its_end_has_ended_when_none_did_anything_from
     for worker in workers:
         one.hear(of[worker], links.REPORT, [worker, 5 + worker, ended])
     assert asked() == [0, 1]
-    for first, second in ((1, 1), (1, 2), (3, 2)):
-        one.hear(of[0], links.FINISHED, [0, status(5, first)])
-        one.hear(of[1], links.FINISHED, [1, status(6, second)])
+    for number, (first, second) in enumerate(((1, 1), (1, 2), (3, 2)), 1):
+        answers(0, first, number)
+        answers(1, second, number - 1)  # as before it was asked again
+        assert (one.finished, asked()) == (False, [])
+        answers(1, second, number)
         assert (one.finished, asked()) == (False, [0, 1])
-    one.hear(of[1], links.FINISHED, [1, status(6, 2)])
+    answers(1, 2, 4)
     assert not one.finished
-    one.hear(of[0], links.FINISHED, [0, status(5, 3)])
+    answers(0, 3, 4)
     assert one.finished and one.summary()["counts"]["relay"]["records"] == 5 and asked() == []
 
 

@@ -239,7 +239,7 @@ def test_a_file_is_pushed_and_what_it_grew_by_and_the_disk_does_not_fill(system)
 
 
 def test_another_file_of_the_same_producer_is_refused(served, command, tmp_path):
-    for name, lines in (("a", b"1\n" * 10), ("b", b"2\n"), ("c", b"22\n" * 10)):
+    for name, lines in (("a", b"1\n" * 10), ("b", b"2\n"), ("c", b"22222\n" * 10)):
         (tmp_path / name).write_bytes(lines)
     words = ["millwheel", "push", served.address, "--producer", "p"]
     assert command(*words, tmp_path / "a").out == "pushed 20 bytes\n"
