@@ -433,17 +433,18 @@ class Inventory:
                 head = read_at(file.path, 0, HEAD_BYTES, (file.device, file.inode))
             # Of two that begin alike, the longer one.
             olds.sort(key=lambda old: (-old.known_at, -old.size))
-            same = [old for old in olds if file.size >= old.size and _holds(file, head, old)]
-            if packed and not same:
+            olds = [old for old in olds if file.size >= old.size]
+            same = next((old for old in olds if _holds(file, head, old)), None)
+            if packed and same is None:
                 if self._is_twin(file, head):
                     return
                 # What nobody has read is not compared: to be read from its start is right for any.
                 name = unrotated(file.name)
-                unread = [old for old in olds if old.size and not old.read and not old.known_at]
-                same = [old for old in unread if file.size >= old.size and unrotated(old.state.name) == name]
-            if same:
-                lost.pop(same[0], None)
-                self._refresh(same[0], file)
+                unread = (old for old in olds if old.size and not old.read and not old.known_at)
+                same = next((old for old in unread if unrotated(old.state.name) == name), None)
+            if same is not None:
+                lost.pop(same, None)
+                self._refresh(same, file)
                 return
         number, self._next_number = self._next_number, self._next_number + 1
         followed = Followed(FileState(number, **place_of(file), size=file.size), 0, seen=file)
