@@ -427,21 +427,16 @@ class Inventory:
             packed = file.path != file.name
             # What a plain file that comes later holds is told once more: somebody put it there again.
             away = (old for old in self.away if packed or old.identity == (file.device, file.inode))
-            olds = [] if self._by_name(file.path) else [*lost, *away]
-            head = b""
-            if olds or packed:
-                head = read_at(file.path, 0, HEAD_BYTES, (file.device, file.inode))
-            # Of two that begin alike, the longer one.
-            olds.sort(key=lambda old: (-old.known_at, -old.size))
-            olds = [old for old in olds if file.size >= old.size]
+            olds = [] if self._by_name(file.path) else [o for o in (*lost, *away) if file.size >= o.size]
+            olds.sort(key=lambda old: (-old.known_at, -old.size))  # of two that begin alike, the longer one
+            head = read_at(file.path, 0, HEAD_BYTES, (file.device, file.inode)) if olds or packed else b""
             same = next((old for old in olds if _holds(file, head, old)), None)
             if packed and same is None:
                 if self._is_twin(file, head):
                     return
                 # What nobody has read is not compared: to be read from its start is right for any.
-                name = unrotated(file.name)
                 unread = (old for old in olds if old.size and not old.read and not old.known_at)
-                same = next((old for old in unread if unrotated(old.state.name) == name), None)
+                same = next((o for o in unread if unrotated(o.state.name) == unrotated(file.name)), None)
             if same is not None:
                 lost.pop(same, None)
                 self._refresh(same, file)
