@@ -34,7 +34,8 @@ def line(event):
 def joined_ids(out):
     found = []
     for path in out.glob("joined/*/*.jsonl"):
-        for one in map(json.loads, path.read_bytes().splitlines()):
+        whole, _, _ = path.read_bytes().rpartition(b"\n")  # the next lines may be half written just now
+        for one in map(json.loads, whole.splitlines()):
             assert one["primary"]["id"] == one["primary_id"]
             found.append(one["id"])
     return sorted(found)
