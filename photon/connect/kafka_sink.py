@@ -30,20 +30,20 @@ from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, 
 from photon.connect.keys import keys_by
 from photon.connect.ports import Guarantee
 from photon.connect.uris import Uri
+from photon.core.clock import Attempts, Backoff
 from photon.core.columns import split_lines
 from photon.core.errors import UnavailableError, UsageError
 from photon.logs.writer import LogPosition
 
 TRANSACTION_S: Final = 20.0
 """The transaction of a writer that is gone stays open at most this long."""
-_ENDED_S: Final = TRANSACTION_S + 25.0
-"""Then it has ended: coordinators look every ten seconds. Waiting for those of others takes up to
-_ENDED_S_MAX, twice as long each time."""
-_ENDED_S_MAX: Final = 1800.0
+_PATIENCE: Final = Backoff(TRANSACTION_S + 25.0, 1800.0)
+"""How long an end is waited for. Coordinators look every ten seconds, so after the first time it is another
+application's transaction."""
 _PLACES: Final = ".photon"
 _CREATE_S: Final = 15.0
-_LOOK_S, _LOOK_S_MAX = 0.005, 0.2
-"""Between two looks at whether a transaction has ended, ever longer."""
+_LOOKS: Final = Backoff(0.005, 0.2)
+"""At whether a transaction has ended."""
 _NEAR: Final = 20_000
 """A writer's last place is mostly among so many."""
 _Runs = list[tuple[int, int]]
@@ -82,7 +82,8 @@ class KafkaSink:
         self._keys = keys_by(own["key"]) if own.get("key") else None
         self._producer: Any = None
         self._admin: Any = None
-        self._patience_s = _ENDED_S
+        self._held_up = 0
+        """So often in a row a transaction did not end."""
 
     def open(self) -> LogPosition | None:
         self.close()
@@ -114,15 +115,15 @@ class KafkaSink:
         self,
         records: Iterable[tuple[bytes, bytes | None, int]],
         place: LogPosition,
-        there: Mapping[int, _Runs],
+        there: Mapping[int, Sequence[int]],
     ) -> None:
-        """Writes these (value, key, partition) up to the place, of which the lines `there` stand already.
-        Partition -1: by the key."""
+        """Write these (value, key, partition) up to the place, of which those `there` (partition -> offsets)
+        stand already. Partition -1: by the key."""
         places = self._topic + _PLACES
         self._producer.begin_transaction()
         lines = self._send(self._topic, records)
-        runs = {partition: _runs(offsets) for partition, offsets in lines.items()}
-        noted = _Noted(place, {p: [*there.get(p, ()), *runs.get(p, ())] for p in {**there, **runs}})
+        runs = {p: _runs([*there.get(p, ()), *lines.get(p, ())]) for p in {**there, **lines}}
+        noted = _Noted(place, runs)
         (at,) = self._send(places, [(msgspec.json.encode(noted), self._writer.encode(), 0)])[0]
         self._producer.commit_transaction(TRANSACTION_S)
         self._await_end({(self._topic, p): offsets[-1] for p, offsets in lines.items()} | {(places, 0): at})
@@ -163,10 +164,10 @@ class KafkaSink:
         stands: dict[tuple[str, int], int] = {}
         self._producer.begin_transaction()
         for topic in (self._topic, self._topic + _PLACES):
-            told = self._admin.list_topics(topic, ASK_S).topics[topic]
-            if told.error is not None or not told.partitions:
+            known = self._admin.list_topics(topic, ASK_S).topics[topic]
+            if known.error is not None or not known.partitions:
                 raise UnavailableError(f"{self._uri.shown}: its partitions are not known; tried again")
-            empty = [(b"", self._writer.encode(), partition) for partition in told.partitions]
+            empty = [(b"", self._writer.encode(), partition) for partition in known.partitions]
             stands |= {(topic, partition): at for partition, (at,) in self._send(topic, empty).items()}
         self._producer.abort_transaction(TRANSACTION_S)
         self._await_end(stands)
@@ -176,20 +177,16 @@ class KafkaSink:
         """Return when readers of what is committed are past these offsets. UnavailableError."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = {TopicPartition(*place): latest for place in stands}
-        committed, until = IsolationLevel.READ_COMMITTED, time.monotonic() + self._patience_s
-        wait_s = _LOOK_S
-        while True:
-            told = self._admin.list_offsets(asked, isolation_level=committed, request_timeout=ASK_S)
-            if all(one.result().offset > stands[at.topic, at.partition] for at, one in told.items()):
-                self._patience_s = _ENDED_S
+        committed, patience_s = IsolationLevel.READ_COMMITTED, _PATIENCE.delay_s(self._held_up + 1)
+        for _ in Attempts(_LOOKS, patience_s, time.monotonic, time.sleep):
+            ends = self._admin.list_offsets(asked, isolation_level=committed, request_timeout=ASK_S)
+            if all(one.result().offset > stands[at.topic, at.partition] for at, one in ends.items()):
+                self._held_up = 0
                 return
-            if time.monotonic() > until:
-                self._patience_s = min(2 * self._patience_s, _ENDED_S_MAX)
-                raise UnavailableError(
-                    f"{self._uri.shown}: a transaction does not end, of this writer or another; tried again"
-                )
-            time.sleep(wait_s)
-            wait_s = min(1.5 * wait_s, _LOOK_S_MAX)
+        self._held_up += 1
+        raise UnavailableError(
+            f"{self._uri.shown}: a transaction does not end, of this writer or another; tried again"
+        )
 
     def close(self) -> None:
         if self._producer is not None:
@@ -233,7 +230,10 @@ class KafkaSink:
             if record.value() and (record.partition(), record.offset()) not in standing
         ]
         if lacking or noted != committed:
-            self._transact(lacking, noted.place, _those_with(standing, noted.lines))
+            there = defaultdict(list)
+            for partition, offset in sorted(standing):
+                there[partition].append(offset)
+            self._transact(lacking, noted.place, there)
         return noted.place
 
     def _last_noted(self, start: int, ends: _Offsets, isolation: IsolationLevel) -> tuple[_Noted | None, int]:
@@ -308,16 +308,6 @@ class KafkaSink:
                 f"{self._uri.shown}: {self._topic}{_PLACES} holds what is no place of Photon's ({error}); "
                 "use another topic"
             ) from error
-
-
-def _those_with(offsets: set[tuple[int, int]], lines: Mapping[int, _Runs]) -> dict[int, _Runs]:
-    """The runs of lines in which these (partition, offset) are."""
-    return {
-        partition: [
-            run for run in runs if any((partition, at) in offsets for at in range(run[0], run[1] + 1))
-        ]
-        for partition, runs in lines.items()
-    }
 
 
 def _runs(offsets: Sequence[int]) -> _Runs:
