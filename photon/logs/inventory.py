@@ -191,12 +191,10 @@ def is_linked(path: str) -> bool:
 
 HELD_MAX: Final = 256
 """Descriptors of files that were seen to grow: each may be deleted or moved before it is read."""
-
 AWAY_S: Final = 10.0
 """For so long, and until the next scan at least, an archive is waited for that holds a file which is away."""
 AWAY_MAX: Final = 1024
 """Files that are away."""
-
 _ELSEWHERE: Final = "has a name now by which another worker reads it"
 _SETTLED_US: Final = 2_000_000  # an archive that was written to so lately may not be whole yet
 
@@ -391,6 +389,8 @@ class Inventory:
         known = old
         if known is None and file.path != file.name:
             known = self._archives.get(file.source)
+            if known is not None and known.read and not known.known_at:
+                return None  # nothing says what was read of it: another archive may have got its inode
         elif known is None:
             known = self.by_path.get(path_key(file.path))
             if known is not None and (known.state.inode != file.inode or known.key in present):

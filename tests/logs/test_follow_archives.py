@@ -219,6 +219,16 @@ def test_an_archive_that_others_have_read_is_not_taken_for_the_next_one_of_its_l
     assert it.read(scans=4) == {"a.jsonl.1.gz": TEXT}
 
 
+def test_an_archive_that_got_the_inode_of_one_that_others_have_read_is_read_from_its_start(logs, following):
+    path = logs / "a.jsonl.7.gz"
+    path.write_bytes(gzip.compress(TEXT[:100]))
+    (seen,) = find([str(logs / "*")], lambda *_: None)
+    path.write_bytes(gzip.compress(TEXT))
+    it = following(states=[read_by_others(seen, 100, 1)])
+    assert it.read(scans=4) == {"a.jsonl.7.gz": TEXT}
+    assert it.follower.take_lost() == 0
+
+
 def test_what_a_log_held_unread_is_lost_when_no_archive_has_turned_up(logs, following):
     path = logs / "a.jsonl"
     path.write_bytes(TEXT)
