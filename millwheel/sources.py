@@ -23,7 +23,7 @@ from photon.core.settings import Logs as Reading
 from photon.logs.files import FileState, find, pack_file_state, shown, unpack_file_state
 from photon.logs.follow import LogFollower
 from photon.logs.packed import is_packed
-from photon.logs.shares import slot_of, unrotated
+from photon.logs.shares import SLOTS, slot_of, unrotated
 
 CHUNK_BYTES: Final = 512 << 10
 _LOOK_US: Final = 1_000_000
@@ -92,10 +92,13 @@ class LogSource:
         self._parser = LineParser(injector, inputs)
         self._newest: dict[int, int] = {}
         states = []
+        # Renamed while nobody looked, or found by another spelling, a file may be another worker's now.
+        shared = not all(map(mine, range(SLOTS)))
+        names = {file.source: file.name for file in find(injector.patterns, _pass_over)} if shared else {}
         for _, packed in rows:
             newest, state = _position(packed)
             file = unpack_file_state(state)
-            if self._mine(file.name):
+            if self._mine(names.get(file.source, file.name)):
                 states.append(file)
                 self._newest[file.number] = newest
         self._follower = LogFollower(
@@ -255,13 +258,17 @@ class LogSource:
             self._expected = [
                 glob
                 for glob in self._expected
-                if not (files := find([glob], lambda *_: None))
+                if not (files := find([glob], _pass_over))
                 or any(self._is_read(file.name) and file.name not in known for file in files)
             ]
         return bool(self._expected)
 
     def _packed(self, state: FileState) -> bytes:
         return pack_position(self._newest.get(state.number, BEFORE), state)
+
+
+def _pass_over(name: str, reason: str) -> None:
+    """The follower finds it, too, and tells of it."""
 
 
 def _directory(path: str) -> str:

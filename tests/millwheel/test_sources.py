@@ -30,10 +30,10 @@ class Read:
         self.mine = lambda _: True
         self.source = self._opened(self._injector)
 
-    def _opened(self, injector, lateness=None):
+    def _opened(self, injector, lateness=None, first=1):
         rows = [(row, packed) for row, packed in self._rows.items() if packed and row.startswith(POSITION)]
         return LogSource(
-            "e", 0, injector, {0: Input("e", key="k", value=None)}, rows, self.mine, 1,
+            "e", 0, injector, {0: Input("e", key="k", value=None)}, rows, self.mine, first,
             self._drain, self.directory / "spool", self.clock, lambda: None, lambda _: None, lateness,
         )  # fmt: skip
 
@@ -165,6 +165,31 @@ def test_a_datacenter_holds_as_a_whole_with_its_files_in_one_worker(tmp_path):
         read_here = {shown.rpartition("/")[0].rpartition("/")[2] for shown in reading.names()}
         assert read_here == {directory for directory, slot in slots.items() if slot == worker}
     assert JoinedLogs("out").log == "file"
+
+
+@pytest.mark.parametrize("respelled", [False, True])
+def test_files_that_other_workers_find_by_new_names_are_read_on_there(tmp_path, respelled):
+    """Renamed while nobody looked, or matched by a pattern that is spelled otherwise."""
+    read = Read(tmp_path)
+
+    def read_by_each(injector, round_):
+        total = 0
+        for worker in range(2):
+            read.mine = lambda slot, worker=worker: slot % 2 == worker
+            read.source = read._opened(injector, first=(2 * round_ + worker) << 8)
+            total += read.read()
+        return total
+
+    for name in range(16):
+        read.write(f"{name}.jsonl", -100, -90)
+    assert read_by_each(Logs(f"{tmp_path}/*.jsonl", time="ts"), 1) == 32
+    for name in range(16):
+        read.write(f"{name}.jsonl", -80)
+        if not respelled:
+            (tmp_path / f"{name}.jsonl").rename(tmp_path / f"other-{name}.jsonl")
+    spelled = f"{tmp_path}/./*.jsonl" if respelled else f"{tmp_path}/*.jsonl"
+    assert read_by_each(Logs(spelled, time="ts"), 2) == 16
+    assert read_by_each(Logs(spelled, time="ts"), 3) == 0
 
 
 def test_a_file_whose_name_only_looks_rotated_holds(tmp_path):
