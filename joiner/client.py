@@ -22,9 +22,10 @@ from photon.rpc.servers import ask_status, to_photon_error
 __all__ = ["ForeignColumns", "JoinOutcomes", "JoinerClient"]
 
 
-TRY_AWAY_S: Final = 2.0
-"""Joiners that are away are asked for their status so often, while there are batches: it learns why, and a
-channel by name is opened anew after calls that failed (photon.rpc.network)."""
+TRY_AWAY_S: Final = 0.25
+"""Joiners that are away are asked for their status so often, while there are batches: they are back when one
+answers. A channel by name is opened anew after calls that failed (photon.rpc.network)."""
+_ANSWER_S: Final = 2.0
 
 OPTIONS: Final[list[tuple[str, Any]]] = [
     (
@@ -78,31 +79,30 @@ class _Group:
     size: int
     """How many addresses it has."""
     is_away: bool = False
-    """None of them can be reached and is healthy: since the channel gave up, until it is connected."""
+    """None of them can be reached and is healthy: since a call was never sent, until a status is answered."""
     why: str = ""
-    """What the last call of this outage met with."""
+    """What the last call met with, while they are away."""
     asked_s: float = float("-inf")
     """When the last status was asked for while they were away; monotonic."""
     asking: grpc.Future | None = None
     """Held, for gRPC cancels a call that nobody holds."""
 
-    def told(self, state: grpc.ChannelConnectivity) -> None:
-        if state is grpc.ChannelConnectivity.READY:
-            self.is_away, self.why = False, ""
-        elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            self.is_away = True
-
-    def failed(self, call: Any) -> None:
-        """A call that was never sent ended so; others tell nothing of the joiners that are away."""
-        if was_never_sent(call):
-            self.why = str(to_photon_error(call, self.who))
+    def failed(self, error: Any) -> None:
+        """A call was never sent."""
+        self.is_away, self.why = True, str(to_photon_error(error, self.who))
 
     def ask(self, now_s: float) -> None:
         """In the background: no batch waits for joiners that may be away."""
         if now_s - self.asked_s >= TRY_AWAY_S and (self.asking is None or self.asking.done()):
             self.asked_s = now_s
-            self.asking = self.stub.Status.future(joiner_pb2.StatusRequest(), timeout=TRY_AWAY_S)
-            self.asking.add_done_callback(self.failed)
+            self.asking = self.stub.Status.future(joiner_pb2.StatusRequest(), timeout=_ANSWER_S)
+            self.asking.add_done_callback(self._asked)
+
+    def _asked(self, call: grpc.Future) -> None:
+        if call.code() is grpc.StatusCode.OK:
+            self.is_away = False
+        elif was_never_sent(call):
+            self.failed(call)
 
 
 class JoinerClient:
@@ -190,10 +190,9 @@ class JoinerClient:
                 group.failed(error)
                 met = error
             else:
-                group.why = ""  # a call that failed before the channel was connected may have said so later
                 return response
         # It is not the batch that makes them fail.
-        whys = "; ".join(group.why or f"{group.who}: no connection" for group in self._groups)
+        whys = "; ".join(group.why for group in self._groups)
         raise OverloadedError(f"nothing was sent, for no joiner is there and healthy: {whys}") from met
 
     def _in_turn(self) -> Iterable[_Group]:
@@ -226,9 +225,7 @@ class JoinerClient:
         channel = self._network.open(target, OPTIONS, advertised=known[addresses[0]])
         who = f"joiner{'s' if len(addresses) > 1 else ''} {', '.join(addresses)}"
         stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
-        group = _Group(channel, stub, who, len(addresses))
-        channel.subscribe(group.told)
-        return group
+        return _Group(channel, stub, who, len(addresses))
 
     def _status_of(self, address: str) -> dict[str, Any]:
         with self._lock:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import grpc
 
@@ -225,8 +225,6 @@ def was_never_sent(error: Any) -> bool:
     return any(sign in details for sign in _NEVER_SENT)
 
 
-_Callback = Callable[[grpc.ChannelConnectivity], None]
-
 RENEW_S: Final = 5.0
 """A channel to a name is so old at least before another takes its place."""
 
@@ -390,7 +388,6 @@ class _Opened:
 
     channel: grpc.Channel
     calls: int = 0
-    forwards: dict[_Callback, _Callback] = field(default_factory=dict)
 
 
 class NamedChannel(grpc.Channel):  # type: ignore[misc]
@@ -406,7 +403,6 @@ class NamedChannel(grpc.Channel):  # type: ignore[misc]
         self._open_channel = open_channel
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._callbacks: list[_Callback] = []
         self._closed = False
         self._retired: set[_Opened] = set()
         self._newest = _Opened(open_channel())
@@ -436,8 +432,6 @@ class NamedChannel(grpc.Channel):  # type: ignore[misc]
             return
         self._retired.add(used)
         self._newest, self._opened_s = _Opened(self._open_channel()), now_s
-        for callback in self._callbacks:
-            self._forward(self._newest, callback, True)
 
     def unary_unary(self, *method: Any, **how: Any) -> grpc.UnaryUnaryMultiCallable:
         return _Method(self, lambda channel: channel.unary_unary(*method, **how))
@@ -451,23 +445,11 @@ class NamedChannel(grpc.Channel):  # type: ignore[misc]
     def stream_stream(self, *method: Any, **how: Any) -> grpc.StreamStreamMultiCallable:
         return _Stream(self, lambda channel: channel.stream_stream(*method, **how))
 
-    def subscribe(self, callback: _Callback, try_to_connect: bool = False) -> None:
-        with self._lock:
-            self._callbacks.append(callback)
-            self._forward(self._newest, callback, try_to_connect)
+    def subscribe(self, *_: Any) -> NoReturn:
+        """gRPC's own asks five times a second, in a thread of its own."""
+        raise NotImplementedError
 
-    def unsubscribe(self, callback: _Callback) -> None:
-        with self._lock:
-            self._callbacks.remove(callback)
-            self._newest.channel.unsubscribe(self._newest.forwards.pop(callback))
-
-    def _forward(self, opened: _Opened, callback: _Callback, try_to_connect: bool) -> None:
-        def forward(state: grpc.ChannelConnectivity) -> None:
-            if opened is self._newest:
-                callback(state)
-
-        opened.forwards[callback] = forward
-        opened.channel.subscribe(forward, try_to_connect)
+    unsubscribe = subscribe
 
     def close(self) -> None:
         """Calls under way are cancelled. Not to be called by what gRPC calls back."""

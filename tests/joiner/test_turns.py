@@ -143,24 +143,16 @@ def test_where_all_are_away_the_cause_is_said_of_each_from_the_first_refusal_on(
         assert str(refused.value).count("unavailable") == 2
 
 
-def test_a_cause_of_an_outage_that_is_over_is_not_told_again(start, connect):
+def test_joiners_that_are_back_are_sent_each_batch_again(start, connect):
     one = start()
-    client = connect("somewhere:1", places=[NOWHERE, one.address])
-    with pytest.raises(OverloadedError, match="unavailable"):
-        client.join(batch_of(["a"]))
-    wait_until(lambda: sent(client) and not client._groups[0].why)
-
-
-def test_a_cause_that_is_said_late_of_an_outage_that_is_over_is_not_told_again(start, connect):
-    one = start()
-    client = connect("somewhere:1", places=[NOWHERE, one.address])
-    with pytest.raises(OverloadedError, match="unavailable") as met:
+    client = connect("somewhere:1", NOWHERE, places=[NOWHERE, one.address])
+    with pytest.raises(OverloadedError, match="somewhere:1: unavailable"):
         client.join(batch_of(["a"]))
     wait_until(lambda: sent(client))
-    client._groups[0].failed(met.value.__cause__)  # as the callback of a status call that had waited
-    assert client._groups[0].why
-    assert sent(client)
-    assert not client._groups[0].why
+    begun = one.begun
+    for _ in range(5):
+        client.join(batch_of(["a"]))
+    assert one.begun == begun + 5
 
 
 def sent(client):

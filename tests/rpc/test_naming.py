@@ -116,17 +116,6 @@ def test_channels_are_not_opened_more_often_than_that():
     opened.channel.close()
 
 
-def test_who_listens_to_the_channels_state_is_told_of_the_new_ones(opened):
-    told = []
-    opened.channel.subscribe(told.append)
-    opened.now_s += RENEW_S
-    opened.fail()
-    opened.check()
-    while grpc.ChannelConnectivity.READY not in told:
-        opened.check()
-    opened.channel.unsubscribe(told.append)
-
-
 def test_a_closed_channel_is_not_opened_again(opened):
     opened.now_s += RENEW_S
     used = opened.channel.begin()
