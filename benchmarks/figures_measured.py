@@ -43,8 +43,7 @@ DOWN: Final = "east"
 _DRAIN_S: Final = 180.0
 
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
-    # What links of 100 ms need (docs/registry.md).
-    "registry": {"election_timeout_ms": 1_000, "lease_s": 10.0, "request_timeout_s": 10.0, "shards": 2},
+    "registry": {"shards": 2},
     # So small that clicks which come late are looked up in the logs.
     "eventstore": {"cache_bytes": 1 << 20},
 }
@@ -207,7 +206,7 @@ def batching(directory: Path, quick: bool) -> dict[str, Any]:
 
 
 def _batching(directory: Path, batches_in_flight: int, steps: int) -> list[dict[str, float]]:
-    settings = {"election_timeout_ms": 1_000, "batches_in_flight_max": batches_in_flight}
+    settings = {"batches_in_flight_max": batches_in_flight}
     rows = []
     with running(directory, settings=settings, delay_ms=ROUND_TRIP_MS / 2) as (cluster, clients):
         for number in range(steps):

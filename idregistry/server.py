@@ -30,7 +30,7 @@ from photon.rpc.idregistry_pb2_grpc import add_IdRegistryServicer_to_server
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
 
-_HEARTBEAT_S_MAX: Final = 0.1
+_HEARTBEAT_S_MAX: Final = 0.25
 _SWITCH_S: Final = 0.0005
 _HOUSEKEEPING_IN_FLIGHT: Final = 1
 _DESCRIPTORS_PER_GROUP: Final = 2

@@ -96,7 +96,7 @@ class Registry:
     queue_ids_max: int = _bounded(200_000, 1, 100_000_000)
     batch_ids_max: int = _bounded(16_384, 1, 1_000_000)
     batches_in_flight_max: int = _bounded(16, 1, 1024)
-    election_timeout_ms: int = _bounded(300, 50, 60_000)
+    election_timeout_ms: int = _bounded(1_000, 50, 60_000)
     request_timeout_s: float = _bounded(10.0, 0.1, 600)
     clock_skew_s: float = _bounded(60.0, 0.0, 86_400)
     """S of the paper: no event's time is further ahead of now; a resharding begins later."""

@@ -89,8 +89,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self.node = store.hard_state.node
         self._nodes: dict[str, Node] = {}
         self.members = Members()
-        # As if a leader had been heard of when the replica was stopped: there may well be one.
-        self.heard_leader_at = now()
+        # There may well be a leader: it is heard out for two heartbeats before anybody is voted for.
+        self.heard_leader_at = now() - timing.election_s_min + 2 * timing.heartbeat_s
         self._link = _Link(rules)
         super().__init__(
             Node(self.node),
@@ -238,6 +238,17 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
             # What was under way is lost, and the peer may come back with less than it had: ask it anew.
             self._SyncObj__raftNextIndex[node] = self._SyncObj__raftLog[-1][1] + 1
             self._SyncObj__raftMatchIndex[node] = 0
+
+    def leader_gone(self, is_next: bool) -> None:
+        """Its connection ended, most likely with its process, so no election timeout need pass: one of the
+        followers is next and stands at once, the others when it has had time to.
+
+        Where only a connection broke, nobody who still hears the leader votes for another.
+        """
+        self.heard_leader_at = -math.inf
+        self._SyncObj__raftLeader = None
+        spread = self._timing.election_s_max - self._timing.election_s_min
+        self.elect_now(0.0 if is_next else self._rng.uniform(spread / 2, spread))
 
     def elect_now(self, after_s: float = 0.0) -> None:
         """Wait for so long, not for the election timeout."""

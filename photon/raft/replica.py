@@ -164,9 +164,10 @@ class Replica:
         self._founding = Founding(group, node, named, context.has_met, now())
         if named is not None and core.term == 0:
             core.heard_leader_at = -math.inf  # nobody can have led yet whom this replica has heard
+        self._is_next = founders is not None and founders[0] == node
+        self._opened_at = now()
         self._hurry = Backoff(context.timing.heartbeat_s, context.timing.election_s_min)
         self._hurried = 0
-        self._is_first_founder = named is not None and founders is not None and founders[0] == node
         self._membership = Membership(core, store, self._sender, context.timing)
         incoming = store.snapshots.incoming_temporary
         self._installer = Installer(machine, incoming, self._shelf, jobs, self._say_of_file, context.limits)
@@ -344,13 +345,18 @@ class Replica:
     def peer_up(self, peer: str) -> None:
         """A connection to the peer is there; messages flow."""
         self.core.peer_up(peer)
-        if self._may_lead_first():
+        if self._need_not_wait():
             self.core.elect_now()
 
     def peer_down(self, peer: str) -> None:
         """It is gone, with all that was under way on it."""
         self._sender.forget(peer)
         self.core.peer_down(peer)
+        if peer == self.core.leader:
+            others = [name for name in self.members.voters if name != peer]
+            self._is_next = bool(others) and others[self.group % len(others)] == self.node
+            self._hurried = 0
+            self.core.leader_gone(self._is_next)
 
     def stop(self) -> None:
         """Sync and close; tell everybody who waits. Raises StorageError."""
@@ -386,13 +392,15 @@ class Replica:
             self._founding.tell(now())
         else:
             self._elections.due()
-            if self._may_lead_first():  # some may not have opened it yet, or be far away
+            if self._need_not_wait():  # some may not have opened it yet, or be far away
                 self._hurried += 1
                 self.core.elect_now(self._hurry.delay_s(self._hurried))
 
-    def _may_lead_first(self) -> bool:
-        """Nobody has led the group yet, and it is this founder that need not wait for others to."""
-        return self._is_first_founder and self.core.term == 0 and not self._founding.waits()
+    def _need_not_wait(self) -> bool:
+        """It is this replica's turn to lead, and it hears of no leader: since it was opened, as the first
+        founder, or since the leader went."""
+        knows_none = self.core.heard_leader_at < self._opened_at
+        return self._is_next and knows_none and not self._founding.waits()
 
     def append_entries_due(self) -> None:
         self._heartbeat_due = True

@@ -18,6 +18,10 @@ def test_a_silence_ends_with_the_first_success_after_the_longest_gap():
     assert silence_s([9.9, 10.01, 10.61, 10.62, 10.7], 10.0, 10.8) == pytest.approx(0.61)
 
 
+def test_a_pause_long_after_the_kill_is_not_of_it():
+    assert silence_s([10.01, 10.05, 10.3, 10.5, 14.0], 10.0, 14.1) == pytest.approx(0.3)
+
+
 def test_a_silence_without_end_lasts_as_long_as_was_watched():
     assert silence_s([9.9, 10.01], 10.0, 15.0) == pytest.approx(5.0)
 

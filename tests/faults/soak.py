@@ -122,7 +122,7 @@ def _round(rng: random.Random, directory: Path, launcher: CrashingNursery, fault
         "registry": {"shards": rng.choice((1, 3))},
     }
     if round_trip_ms:
-        settings["registry"] |= {"election_timeout_ms": 1_000, "lease_s": 6.0}
+        settings["registry"] |= {"election_timeout_ms": 1_000, "lease_s": 6.0}  # else the kit's
     chosen: Sequence[Scenario] = rng.choices(
         (*SCENARIOS, *REGIONS, crashing_at_points(launcher)), k=FAULTS_A_ROUND
     )

@@ -31,11 +31,9 @@ ALL = (
     "dispatcher-west",
 )
 SETTINGS = {
-    # As docs/registry.md wants it for replicas 100 ms apart.
     "registry": {
         "shards": 1,
         "leaders": [LEADER],
-        "election_timeout_ms": 1000,
         "lease_s": 4.0,
         "request_timeout_s": 3.0,
     },

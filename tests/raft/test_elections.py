@@ -174,6 +174,34 @@ def test_one_that_has_just_started_hears_a_leader_out_before_it_votes(
     lone.crash()
 
 
+@pytest.mark.parametrize(("other", "is_next"), [("c", True), ("A", False)])
+def test_when_the_leader_is_gone_one_stands_at_once_and_others_soon(
+    make: Make, clock: VirtualClock, other: str, is_next: bool
+) -> None:
+    lone = make(peers=("b", other), founders=("b", "a", other))
+    lone.hear_entries([1], peer="b")
+    lone.turn()
+    assert not ask_pre_vote(lone, other)
+    lone.replica.peer_down("b")
+    assert ask_pre_vote(lone, other)
+    lone.turn()
+    assert bool(lone.wire.take("request_pre_vote")) is is_next
+    clock.at += TIMING.election_s_max - TIMING.election_s_min
+    lone.turn()
+    assert [peer for peer, _ in lone.wire.take("request_pre_vote")] == [other]
+
+
+def test_a_follower_that_is_gone_says_nothing_of_the_leader(make: Make, clock: VirtualClock) -> None:
+    lone = make()
+    lone.hear_entries([1], peer="b")
+    lone.turn()
+    lone.replica.peer_down("c")
+    clock.at += 0.9 * TIMING.election_s_min
+    lone.turn()
+    assert not lone.wire.take("request_pre_vote")
+    assert not ask_pre_vote(lone, "c")
+
+
 def test_a_log_that_lacks_something_moves_nothing(make: Make, clock: VirtualClock) -> None:
     lone = make()
     lone.hear_entries([1, 1])

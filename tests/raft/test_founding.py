@@ -78,6 +78,19 @@ def test_the_first_founder_stands_as_soon_as_all_have_met_and_again_while_others
     assert not lone.wire.take("request_pre_vote"), "somebody leads"
 
 
+def test_the_first_founder_stands_at_once_again_when_all_were_stopped(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    lone = Lone(tmp_path)
+    lone.hear_entries([1], term=3, peer="b")
+    lone.turn()
+    lone.crash()
+    lone = Lone(tmp_path, has_listened=False)
+    lone.turn()
+    assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"b", "c"}
+    lone.crash()
+
+
 def test_no_other_founder_hurries(make: Make, clock: VirtualClock) -> None:
     lone = make(founders=("b", "a", "c"))
     clock.at += 2 * TIMING.heartbeat_s

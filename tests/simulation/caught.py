@@ -63,7 +63,7 @@ STILL = Profile(
 QUIET = replace(STILL, cut=1, heal=0, down_s=2.0)
 """One link is cut in the second second, and nothing else happens."""
 
-DARK = Whole(0, blackouts=0.9)
+DARK = Whole(95, blackouts=0.9)
 """The power of all hosts fails whenever groups have come."""
 
 AHEAD = Whole(0, leap_us=365 * DAY_US)
@@ -108,7 +108,7 @@ CASES = [
     Case("s14_part_of_the_state_is_not_in_the_snapshot", {"forgotten"}, Plan(0, 3)),
     Case("l2_lost_proposals_are_not_told", {"unfinished"}, Plan(1, 3)),
     Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(14, 3, profile=BRIEF)),
-    Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(140, 3, profile=FAR_BEHIND)),
+    Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(20, 3, profile=FAR_BEHIND)),
     Case(
         "prepared_state_is_not_put",
         {"diverged", "forgotten"},
@@ -123,7 +123,7 @@ CASES = [
     Case("a_release_takes_the_id_from_whoever_holds_it", {"wrong_releases"}, Plan(110, machine="registry")),
     Case("r1_an_old_directory_is_believed", {"before_its_founding", "two_winners"}, DARK),
     Case("r2_a_snapshot_takes_the_whole_way", {"crowded"}, Whole(0)),
-    Case("r4_holders_are_kept_in_one_chunk", {"unfinished"}, Whole(45, seconds=30.0, heal_seconds=15.0)),
+    Case("r4_holders_are_kept_in_one_chunk", {"unfinished"}, Whole(30, seconds=30.0, heal_seconds=15.0)),
     Case("r5_a_disk_that_was_put_back_is_believed", {"two_winners", "diverged"}, PUT_BACK),
     Case("r7_the_boundary_leaps", {"leapt"}, AHEAD),
     Case("r8_holds_are_not_heeded", {"passed_a_hold"}, HELD),
