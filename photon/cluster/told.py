@@ -8,7 +8,8 @@ from photon.cluster.statuses import Sample, Status, percentiles_ms
 _WRONG_MAX: Final = 3
 """So many things are named in the verdict."""
 _TROUBLES: Final = (
-    "storage_error", "lost_bytes", "account", "lease", "output", "unreadable", "trouble", "paused", "shares"
+    "storage_error", "lost_bytes", "account", "lease", "output", "unreadable", "trouble", "sources", "sinks",
+    "paused", "shares",
 )  # fmt: skip
 """What a process says of itself only when something is wrong, the worst first."""
 _OWN_LINE: Final = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
@@ -33,7 +34,8 @@ def group_line(group: Status) -> str:
 def verdict(sample: Sample) -> str:
     """Whether all is well; else what is not, the worst first, and how much more there is.
 
-    Of complete files that are gone it says nothing: their readers may take them away.
+    Of complete files that are gone it says nothing: their readers may take them away; nor of the shares of
+    a datacenter that is not of the system any more.
     """
     replicas, fates = sample.of("registry"), sample.fates()
     wrong = [f"{name} does not answer" for name in sample.silent()]
@@ -43,9 +45,17 @@ def verdict(sample: Sample) -> str:
         wrong += [f"{name} hears no leader" for name, one in sample.answered().items() if _hears_none(one)]
     wrong += [f"the fates of {name} do not add up" for name, row in fates.items() if not row["adds_up"]]
     for name, group in groups_of(sample).items():
-        wrong += [f"share {share} of {name} is nobody's" for share in group["unowned"]]
+        if any(
+            process.startswith(f"dispatcher-{name.removesuffix('-dispatchers')}")
+            for process in sample.statuses
+        ):
+            wrong += [f"share {share} of {name} is nobody's" for share in group["unowned"]]
     for name, status in sample.answered().items():
-        told = {**status, "account": {**status["account"], "gone": 0}} if status.get("account") else status
+        told = (
+            {**status, "account": {**status["account"], "gone": 0}} if status.get("account") else {**status}
+        )
+        told["sources"] = [one for one in status.get("sources", ()) if one["lost"] or one["trouble"]]
+        told["sinks"] = [one for one in status.get("sinks", ()) if one["trouble"]]
         wrong += [f"{name}: {text}" for key in _TROUBLES if told.get(key) for text in _SHOWN[key](told[key])]
     wrong += sorted({text for one in replicas for text in _gone_joiners(one.get("gone_joiners") or ())})
     if wrong:
@@ -202,6 +212,8 @@ def _sources(sources: Iterable[Status]) -> list[str]:
             line += f", {one['behind']:,} behind"
         if one["lost"]:
             line += f", {one['lost']:,} LOST that were deleted before they were read"
+        if one["trouble"]:
+            line += f" ({one['trouble']})"
         shown.append(line)
     return shown
 

@@ -68,6 +68,16 @@ FINE = {
         ("dispatcher-east", {**DISPATCHER, "paused": "900 events wait"}, "dispatcher-east: 900 events wait"),
         ("dispatcher-east", {**DISPATCHER, "pending": -1}, "the fates of east do not add up"),
         (
+            "joiner-east",
+            {"lease": None, "sinks": [{"sink": "kafka://h/t", "behind": True, "trouble": "no broker"}]},
+            "joiner-east: kafka://h/t: behind (no broker)",
+        ),
+        (
+            "importer-east-foreign",
+            {"sources": [{"source": "kafka://h/t", "records": 7, "behind": 0, "lost": 2, "trouble": None}]},
+            "importer-east-foreign: kafka://h/t: 7 records copied, 2 LOST that were deleted before they were read",
+        ),
+        (
             "registry-r0",
             {**REPLICA, "gone_joiners": [{"address": "a:1", "events": 7}]},
             "joiner a:1 is gone and holds 7 events",
@@ -80,6 +90,19 @@ def test_the_verdict_names_what_is_wrong(name, told, said):
 
     assert verdict_of(FINE) == "all well: 3 processes answer, 0 events wait to be joined"
     assert verdict_of({**FINE, name: told}).startswith(f"NOT WELL: {said}")
+
+
+@pytest.mark.parametrize(("datacenter", "told"), [("east", True), ("west", False)])
+def test_shares_that_nobody_has_are_told_of_the_datacenters_that_there_are(datacenter, told):
+    group = {"members": {}, "leaving": [], "moving": {}, "unowned": [2]}
+    replica = {**REPLICA, "groups": {f"{datacenter}-dispatchers": group}}
+    said = status.verdict(statuses.Sample(0.0, {**FINE, "registry-r0": replica}))
+    assert said.startswith("NOT WELL: share 2 of east-dispatchers is nobody's" if told else "all well")
+
+
+def test_sources_and_sinks_that_are_merely_behind_are_well():
+    joiner = {"lease": None, "sinks": [{"sink": "kafka://h/t", "behind": True, "trouble": None}]}
+    assert status.verdict(statuses.Sample(0.0, {**FINE, "joiner-east": joiner})).startswith("all well")
 
 
 def test_of_many_troubles_the_worst_are_named_and_the_others_counted():
