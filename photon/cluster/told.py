@@ -45,15 +45,11 @@ def verdict(sample: Sample) -> str:
         wrong += [f"{name} hears no leader" for name, one in sample.answered().items() if _hears_none(one)]
     wrong += [f"the fates of {name} do not add up" for name, row in fates.items() if not row["adds_up"]]
     for name, group in groups_of(sample).items():
-        if any(
-            process.startswith(f"dispatcher-{name.removesuffix('-dispatchers')}")
-            for process in sample.statuses
-        ):
+        theirs = f"dispatcher-{name.removesuffix('-dispatchers')}"
+        if any(process.startswith(theirs) for process in sample.statuses):
             wrong += [f"share {share} of {name} is nobody's" for share in group["unowned"]]
     for name, status in sample.answered().items():
-        told = (
-            {**status, "account": {**status["account"], "gone": 0}} if status.get("account") else {**status}
-        )
+        told = {**status, "account": {**account, "gone": 0} if (account := status.get("account")) else None}
         told["sources"] = [one for one in status.get("sources", ()) if one["lost"] or one["trouble"]]
         told["sinks"] = [one for one in status.get("sinks", ()) if one["trouble"]]
         wrong += [f"{name}: {text}" for key in _TROUBLES if told.get(key) for text in _SHOWN[key](told[key])]
