@@ -149,7 +149,7 @@ class Sender:
     ) -> None:
         """`registry`: None to send without looking up first. `is_recovered`: whether the file of that name
         holds what recovery released (dispatcher.workers). `recognise`: raises where the registry is not the
-        one that this dispatcher knows (idregistry.client.check_registry)."""
+        one that this dispatcher knows (RegistryClient.recognise)."""
         self._registry = registry
         self._joiner = joiner
         self._gate = gate

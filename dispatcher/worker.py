@@ -20,7 +20,7 @@ from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import Gate, Sender
 from dispatcher.workers import Inbox, mine_of, worker_directory
 from eventstore.client import EventStoreClient
-from idregistry.client import RegistryClient, check_registry
+from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
 from photon.core.clock import SteadyClock
 from photon.core.disk import storage_errors
@@ -98,7 +98,7 @@ class Worker:
             looked_up = site.registry if own.lookup_before_send else None
 
             def recognise() -> None:
-                check_registry(place, site.registry.identity())
+                site.registry.recognise(place)
 
             homes = Homes(site.datacenter, site.joiners, own.home_hedge_ms / 1000)
             self._sender = Sender(looked_up, site.joiner, self._gate, inbox.is_recovered, recognise, homes)

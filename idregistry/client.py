@@ -94,6 +94,8 @@ class RegistryClient:
         if not addresses:
             raise UsageError("the registry client needs at least one replica's address")
         self._timeout_s = timeout_s
+        self._known: tuple[Path, bytes] = Path(), b""
+        """Where the registry is remembered, and its identity, once it was recognised."""
         self._routes = Routes(addresses, timeout_s, clock, network)
         self._rounds = Rounds(self._routes, timeout_s, clock, rng)
 
@@ -124,7 +126,12 @@ class RegistryClient:
 
         def request(part: Part) -> Any:
             return pb.CommitRequest(
-                shard=part.shard, ids=part.ids, times=part.times, token=token, route=_route(part)
+                shard=part.shard,
+                ids=part.ids,
+                times=part.times,
+                token=token,
+                route=_route(part),
+                registry=self._known[1],
             )
 
         commit = Operation("Commit", True, request, Committed.MISROUTED, won=Committed.WON)
@@ -202,12 +209,16 @@ class RegistryClient:
 
         `settings`: core.settings_identity.identity_digest, of whoever makes ids of events. The registry keeps
         the first one that it is told; SettingsMismatchError for another: it gets no lease, ever.
-        UnavailableError: it may or may not have been renewed.
+        CorruptStateError where it is not the registry that was recognised. UnavailableError: it may or may
+        not have been renewed.
         """
         request = pb.KeepAliveRequest(
             address=token_address, incarnation=incarnation, lease_s=lease_s, settings=settings
         )
         answer = self._rounds.ask_directory("KeepAlive", request)
+        home, identity = self._known
+        if identity and answer.registry not in (b"", identity):
+            check_registry(home, answer.registry.hex())
         if answer.mismatched:
             raise SettingsMismatchError(
                 "ids.key and all of [foreign] must be the same on all machines of a system, or every event "
@@ -337,6 +348,15 @@ class RegistryClient:
             except UnavailableError as error:
                 why = str(error)
         raise UnavailableError(f"no identity of the registry within {self._timeout_s:g} s: {why}; retry")
+
+    def recognise(self, home: Path) -> None:
+        """Ask which registry this is, and hold it against the one that `home` remembers (`check_registry`).
+        What this client commits from then on no other registry takes, were it founded a moment ago.
+        UnavailableError, CorruptStateError, StorageError.
+        """
+        identity = self.identity()
+        check_registry(home, identity)
+        self._known = home, bytes.fromhex(identity)
 
     def directory(self) -> pb.DirectoryResponse:
         """What the nearest replica that answers knows of the directory. UnavailableError."""

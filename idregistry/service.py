@@ -173,6 +173,11 @@ class IdRegistryService(IdRegistryServicer):
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
         """Insert the absent ids; wait for the command they go into."""
         shard = self._asked(request, context, token_mistake(request.token))
+        if request.registry not in (b"", self._state.view.identity):
+            context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                "this is another registry, founded anew at the same addresses: nothing was registered in it",
+            )
         count = len(request.ids) // ID_BYTES
         commit = commands.Commit(0, [request.token], [count], request.ids, request.times, [route_of(request)])
         return self._answered(shard, commit, context)
@@ -324,7 +329,9 @@ class IdRegistryService(IdRegistryServicer):
             commands.KeepAlive(0, request.incarnation, request.address, lease_us, settings), context
         )
         return pb.KeepAliveResponse(
-            fenced=result is False, mismatched=isinstance(result, commands.Mismatched)
+            fenced=result is False,
+            mismatched=isinstance(result, commands.Mismatched),
+            registry=self._state.view.identity,
         )
 
     def Fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:

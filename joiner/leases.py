@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from idregistry.client import RegistryClient, check_registry
+from idregistry.client import RegistryClient
 from photon.core.clock import Background, Clock
 from photon.core.errors import (
     CorruptStateError,
@@ -194,7 +194,7 @@ class LeaseKeeper:
     def _renew(self, lease: Lease) -> None:
         try:
             if self._home is not None:
-                check_registry(self._home, self._registry.identity())
+                self._registry.recognise(self._home)
                 self._home = None
             asked_s = self._monotonic()
             self._registry.keep_alive(lease.address, lease.incarnation, lease.lease_s, self._settings)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from contextlib import contextmanager
 from pathlib import Path
 
-from idregistry.client import Held
+from idregistry.client import Held, check_registry
 from idregistry.rules.commands import Standing
 from idregistry.rules.surveys import Account
 from photon.core.accounts import NOTHING, Sum, plus, sums_by_day, window_of
@@ -53,6 +53,7 @@ class FakeRegistry:
         """What befalls the next commits: "before" it is done or "after", or "" for nothing."""
         self.founded = "0" * 32
         """Its identity."""
+        self._recognised: tuple[Path, str] | None = None
         self.down = False
         self.silent_to_leases = False
         self.before: Callable[[str, int], None] = lambda call, incarnation: None
@@ -118,12 +119,18 @@ class FakeRegistry:
     def identity(self) -> str:
         return self.founded
 
+    def recognise(self, home: Path) -> None:
+        check_registry(home, self.identity())
+        self._recognised = home, self.founded
+
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         self.before("lease", incarnation)
         with self._state():
             self.asked_leases.append((token_address, incarnation, lease_s))
             if self.down or self.silent_to_leases:
                 raise UnavailableError("registry: no quorum")
+            if self._recognised is not None and self._recognised[1] != self.founded:
+                check_registry(self._recognised[0], self.founded)
             if incarnation in self.fences:
                 raise FencedError(f"incarnation {incarnation:016x} is fenced")
             if settings and self.settings not in (b"", settings):

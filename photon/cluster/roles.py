@@ -267,11 +267,9 @@ def _make_directories(topology: Topology, pipeline: Pipeline) -> None:
 
 def _recognise(registry: "RegistryClient", home: Path) -> None:
     """Return once the registry is known to be the one that `home` remembers. CorruptStateError."""
-    from idregistry.client import check_registry
-
     while True:
         try:
-            check_registry(home, registry.identity())
+            registry.recognise(home)
             break
         except (UnavailableError, DiskFullError):
             time.sleep(_LOOK_AFTER_S)

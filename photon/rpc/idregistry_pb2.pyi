@@ -19,18 +19,20 @@ class LookupRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tell_pending: _Optional[bool] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("shard", "ids", "times", "token", "route")
+    __slots__ = ("shard", "ids", "times", "token", "route", "registry")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    REGISTRY_FIELD_NUMBER: _ClassVar[int]
     shard: int
     ids: bytes
     times: bytes
     token: bytes
     route: Route
-    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., token: _Optional[bytes] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+    registry: bytes
+    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., token: _Optional[bytes] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., registry: _Optional[bytes] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("known_us", "guard")
@@ -177,12 +179,14 @@ class KeepAliveRequest(_message.Message):
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ..., settings: _Optional[bytes] = ...) -> None: ...
 
 class KeepAliveResponse(_message.Message):
-    __slots__ = ("fenced", "mismatched")
+    __slots__ = ("fenced", "mismatched", "registry")
     FENCED_FIELD_NUMBER: _ClassVar[int]
     MISMATCHED_FIELD_NUMBER: _ClassVar[int]
+    REGISTRY_FIELD_NUMBER: _ClassVar[int]
     fenced: bool
     mismatched: bool
-    def __init__(self, fenced: _Optional[bool] = ..., mismatched: _Optional[bool] = ...) -> None: ...
+    registry: bytes
+    def __init__(self, fenced: _Optional[bool] = ..., mismatched: _Optional[bool] = ..., registry: _Optional[bytes] = ...) -> None: ...
 
 class FenceRequest(_message.Message):
     __slots__ = ("incarnation",)

@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from idregistry.client import RegistryClient
 from idregistry.rules import commands
 from idregistry.rules.commands import (
+    IDENTITY_BYTES,
     Adopt,
     Commit,
     Propose,
@@ -33,6 +36,7 @@ from photon.core.addresses import split
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
 from photon.core.errors import (
+    CorruptStateError,
     NoQuorumError,
     OverloadedError,
     SettingsMismatchError,
@@ -257,6 +261,26 @@ def test_the_client_is_told_that_its_settings_are_not_those_of_the_registry(ense
     assert list(node.directory.leases) == [1]
     client.keep_alive("j:1", 1, 2.0, b"a" * 16)
     client.keep_alive("j:3", 3, 2.0)  # it makes no ids
+
+
+def test_a_registry_founded_anew_takes_no_commit_that_is_meant_for_the_one_before(
+    ensemble: Ensemble, tmp_path: Path
+) -> None:
+    """It knows nothing of what is joined: until the joiner hears of it, all would be joined again."""
+    node = ensemble.leading()
+    client = ensemble.client(0.5)
+    client.recognise(tmp_path)
+    assert client.commit(event_ids(1), same_times(1), token("a")) == bytes([WON])
+    client.keep_alive("j:1", 1, 2.0)
+    node.directory.view = replace(node.directory.view, identity=b"j" * IDENTITY_BYTES)
+    with pytest.raises(UnavailableError, match="another registry"):
+        client.commit(event_ids(2), same_times(1), token("b"))
+    assert node.shards[0].state.ids == 1
+    with pytest.raises(CorruptStateError, match="founded anew"):
+        client.keep_alive("j:1", 1, 2.0)
+    with pytest.raises(CorruptStateError, match="founded anew"):
+        ensemble.client().recognise(tmp_path)
+    assert ensemble.client().commit(event_ids(2), same_times(1), token("c")) == bytes([WON])
 
 
 def assert_refused(call: Callable[[], object], mistake: str) -> None:

@@ -175,6 +175,18 @@ def test_a_joiner_ends_at_a_registry_that_was_founded_anew(registry, clock, noti
         keeper.check(keeper.own)
 
 
+def test_a_joiner_that_runs_ends_when_its_registry_is_founded_anew(registry, clock, notices, fatal, tmp_path):
+    """The addresses are the same, and the lease is asked for as ever."""
+    keeper = LeaseKeeper(registry, Lease("a:1", 7, 9.0), clock, notices.append, fatal.append, home=tmp_path)
+    run(keeper, clock, 4)
+    registry.founded = "1" * 32
+    run(keeper, clock, 30)
+    assert [type(error) for error in fatal] == [CorruptStateError]
+    assert "founded anew" in str(fatal[0])
+    with pytest.raises(OverloadedError):
+        keeper.check(keeper.own)
+
+
 def test_the_settings_are_told_with_every_lease(registry, clock, notices, fatal):
     registry.settings = b"a" * 16
     keeper = LeaseKeeper(registry, Lease("a:1", 7, 9.0), clock, notices.append, fatal.append, b"a" * 16)
