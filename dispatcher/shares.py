@@ -127,12 +127,16 @@ class Shares:
                     keeper.want(Want.REST)
             raise
         self._heard = asked
+        if self._inbox is None:
+            try:
+                self._begin_inbox(len(group.shares))
+            except PhotonError as error:  # as one of a share: it takes up none
+                self._fail(error)
+                return float("inf")
         self._follow(group)
         return BEAT_EVERY_S if all(share.owner for share in group.shares) else _AGAIN_S
 
     def _follow(self, group: Group) -> None:
-        if self._inbox is None:
-            self._begin_inbox(len(group.shares))
         owned = group.owned(self._place.name)
         for number, keeper in list(self._keepers.items()):
             share = owned.get(number)

@@ -465,6 +465,22 @@ def test_a_worker_that_fails_ends_the_dispatcher_also_while_nobody_hears_it(mach
     machines.registry.unheard.clear()
 
 
+def test_one_whose_inbox_is_damaged_ends_and_keeps_no_share_from_the_others(machines, site):
+    """It would own shares, and none of them would be read."""
+    machines.start("a")
+    wait_until(lambda: machines.own("a"))
+    machines.stop("a")
+    (inbox,) = machines.disk("a").glob(f"worker-{SHARES}")
+    (inbox / "ledger" / "data.mdb").write_bytes(b"U" * 65536)
+    server = machines.start("a")
+    with pytest.raises(CorruptStateError, match="ledger"):
+        wait_until(lambda: server.wait(0))
+    machines.stop("a")
+    log(site, 0, 0, 100)
+    machines.start("b")
+    wait_until(lambda: machines.own("b"))
+
+
 def test_one_that_is_started_twice_in_one_directory_is_refused_and_the_first_goes_on(machines, site):
     machines.start("a")
     wait_until(lambda: machines.own("a"))
