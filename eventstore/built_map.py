@@ -147,7 +147,7 @@ def read_manifest(directory: Path) -> Manifest | None:
             return None
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise CorruptStateError(f"{path}: not a built log file map ({error}); build it anew") from error
     if manifest.format != FORMAT:
         raise CorruptStateError(

@@ -92,7 +92,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     try:
         manifest = msgspec.msgpack.decode(data, type=Manifest)
         manifest.states()
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise corrupt(directory, f"its manifest: {error}") from error
     if manifest.format != FORMAT:
         raise corrupt(directory, f"its format is {manifest.format}, not {FORMAT}")

@@ -7,6 +7,7 @@ the newest sharding configuration known; what a shard calls misrouted is routed 
 
 import contextlib
 import random
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.routes import Part, Routes, segments_of
-from idregistry.rules.commands import Row, Standing, Written
+from idregistry.rules.commands import IDENTITY_BYTES, Row, Standing, Written
 from idregistry.rules.names import replica_mistake
 from idregistry.rules.packing import (
     INCARNATIONS_MAX,
@@ -465,15 +466,21 @@ class RegistryAt:
 
 def check_registry(home: Path, identity: str) -> None:
     """The first registry that a process of this `home` works with is remembered, durably. Raises
-    CorruptStateError for another one: it would let everything be joined again. StorageError."""
+    CorruptStateError for another one: it would let everything be joined again; and where what is remembered
+    is damaged. StorageError."""
     path = home / "registry"
     with storage_errors(path):
         if not path.exists():
             write_file(path, identity.encode())
         known = path.read_text("ascii", "replace")
+    if not re.fullmatch(f"[0-9a-f]{{{2 * IDENTITY_BYTES}}}", known):
+        raise CorruptStateError(
+            f"{path}: it is damaged, it names no registry; copy the file of this name of another process of "
+            "the system here"
+        )
     if known != identity:
         raise CorruptStateError(
-            f"{path}: it works with registry {known[:8]}, and this is {identity[:8]}, which was founded "
+            f"{path}: it works with registry {known}, and this is {identity}, which was founded "
             "anew and knows nothing of what is joined: restore the replicas' directories, or begin with "
             "empty ones and an empty output"
         )

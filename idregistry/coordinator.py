@@ -75,7 +75,7 @@ def read_table(path: Path) -> Table:
         return msgspec.json.decode(path.read_bytes(), type=Table)
     except FileNotFoundError:
         return Table()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:  # UnicodeDecodeError too
         raise CorruptStateError(
             f"{path}: cannot be read ({error}); remove the file if the settings name all replicas, else "
             "replace this replica"

@@ -66,7 +66,7 @@ def _read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:
     whole = data[: data.rfind(b"\n") + 1]
     try:
         entries = msgspec.json.Decoder(CompleteFile).decode_lines(whole)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise CorruptStateError(
             f"{path}: a line that is no entry of a manifest ({error}); restore it from another output root, "
             "or move it away and have every file listed anew"
@@ -359,7 +359,7 @@ def _read_known(state: Path) -> list[str] | None:
             return None
         try:
             return msgspec.json.decode(path.read_bytes(), type=list[str])
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise CorruptStateError(
                 f"{path}: no record of output roots ({error}); move it away and start once more"
             ) from error

@@ -117,7 +117,7 @@ class TraceSink:
             data = self._place.read_bytes()
         try:
             return msgspec.json.decode(data, type=LogPosition)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise StorageError(
                 f"{self._place}: no place of Photon's ({error}); delete it to begin anew"
             ) from error

@@ -89,7 +89,7 @@ def read_json(path: Path, kind: type[_Kind]) -> _Kind | None:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # UnicodeDecodeError too
             raise CorruptStateError(f"{path}: {error}; restore it") from error
 
 

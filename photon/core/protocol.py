@@ -33,14 +33,19 @@ def not_read(version: object) -> str:
 
 def mark(path: Path) -> None:
     """Say NEWEST in a file of a process's own directory, durably. CorruptStateError where it says one that is
-    not read; StorageError."""
+    not read, or none; StorageError."""
     with storage_errors(path):
         make_directory(path.parent)
         try:
-            found = path.read_text("ascii").strip()
+            found = path.read_text("ascii", "replace").strip()
         except FileNotFoundError:
             found = ""
-        if found and not (found.isdigit() and is_read(int(found))):
+        if found and not found.isdigit():
+            raise CorruptStateError(
+                f"{path}: it is damaged, it holds no protocol version; remove it if no newer build than this "
+                "one has run in the directory"
+            )
+        if found and not is_read(int(found)):
             raise CorruptStateError(f"{path}: it is of {not_read(found)}")
         if found != str(NEWEST):
             write_file(path, f"{NEWEST}\n".encode())

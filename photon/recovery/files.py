@@ -131,7 +131,7 @@ class Plans:
             data = path.read_bytes()
         try:
             plan = msgspec.json.decode(data, type=Plan)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise CorruptStateError(f"{path}: no plan of recovery ({error}); {_MEND}") from error
         rows = sum(plan.counts)
         if plan.name != path.stem or len(plan.ids) != 16 * rows or len(plan.times) != 8 * rows:

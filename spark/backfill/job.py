@@ -149,7 +149,7 @@ class Place:
             return None
         except OSError as error:
             raise storage_error(error, path) from error
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise CorruptStateError(f"{path}: no job of a backfill ({error}); restore it") from error
 
     def save(self, job: Job) -> None:

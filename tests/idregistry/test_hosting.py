@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from idregistry.coordinator import Hosting
+from idregistry.client import check_registry
+from idregistry.coordinator import Hosting, read_table
 from idregistry.rules.commands import (
     Adopt,
     Cancel,
@@ -20,7 +21,7 @@ from idregistry.rules.commands import (
 from idregistry.rules.directory import DirectoryState, View
 from idregistry.shard import Shard
 from photon.core.clock import ManualClock
-from photon.core.errors import UsageError
+from photon.core.errors import CorruptStateError, UsageError
 from photon.core.settings import Registry
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import NOW_US, ROWS, directory, row
@@ -190,3 +191,28 @@ def test_who_was_to_be_replaced_stays_and_the_new_one_is_spoken_to_until_it_is_g
         again.follow(view)
         assert "r3" not in {*again.hosting.rows, *disk.peers}
     assert disk.peers == {"r0", "r1", "r2"}
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"removed": ["r\xb1"]}', b"[]"])
+def test_a_damaged_table_is_called_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "replicas.json").write_bytes(content)
+    with pytest.raises(CorruptStateError, match=r"replicas\.json: cannot be read"):
+        read_table(tmp_path / "replicas.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"0" * 31, b"0" * 31 + b"\xb1", b"0" * 31 + b"q"])
+def test_a_damaged_note_of_the_registry_is_not_taken_for_another_registry(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "registry").write_bytes(content)
+    with pytest.raises(CorruptStateError, match="registry: it is damaged"):
+        check_registry(tmp_path, "0" * 32)
+
+
+def test_of_two_registries_the_line_shows_in_what_they_differ(tmp_path: Path) -> None:
+    check_registry(tmp_path, "0" * 32)
+    check_registry(tmp_path, "0" * 32)
+    with pytest.raises(
+        CorruptStateError, match=f"registry {'0' * 32}, and this is {'0' * 31}1, .* founded anew"
+    ):
+        check_registry(tmp_path, "0" * 31 + "1")
