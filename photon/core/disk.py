@@ -30,6 +30,8 @@ _CORRUPT: Final = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
+_OTHER_FORMAT: Final = "is not supported by this build"
+"""What py-lmdb itself says before it opens a file, in an error of no kind of its own."""
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -207,7 +209,7 @@ class LmdbFile:
         text = str(error)
         if isinstance(error, lmdb.MapFullError):
             return self.full()
-        if isinstance(error, _CORRUPT):
+        if isinstance(error, _CORRUPT) or _OTHER_FORMAT in text:
             return self.corrupt(text)
         if isinstance(error, lmdb.PanicError):
             return StorageError(

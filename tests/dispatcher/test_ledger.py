@@ -199,9 +199,12 @@ def test_a_directory_belongs_to_one_process(tmp_path, opened):
 def test_a_damaged_state_is_told_with_what_to_do(tmp_path):
     Ledger(tmp_path / "state", tmp_path / "dead", ROOMY).close()
     data = tmp_path / "state" / "ledger" / "data.mdb"
-    data.write_bytes(b"\x55" * data.stat().st_size)
-    with pytest.raises(CorruptStateError, match="restore it, or delete the directory"):
-        Ledger(tmp_path / "state", tmp_path / "dead", ROOMY)
+    whole = data.read_bytes()
+    every_seventh = bytes(byte ^ 0x55 if at % 7 == 0 else byte for at, byte in enumerate(whole))
+    for damaged in (b"\x55" * len(whole), every_seventh):
+        data.write_bytes(damaged)
+        with pytest.raises(CorruptStateError, match="restore it, or delete the directory"):
+            Ledger(tmp_path / "state", tmp_path / "dead", ROOMY)
 
 
 READER = """
