@@ -280,7 +280,7 @@ class RegistryClient:
     def drain(self, group: str, name: str, life: int = 0) -> Group:
         """A member is to have no shares any more; with its `life`, it leaves at once.
 
-        UsageError if there is no such member. UnavailableError.
+        UsageError if there is no such member, or nobody else to take its shares. UnavailableError.
         """
         request = pb.DrainRequest(group=group, name=name, life=life)
         return _group_of(self._rounds.ask_directory("Drain", request))

@@ -416,8 +416,19 @@ class Coordinator:
                     return Standing(False, left_s)
                 lease = self._state.leases.get(incarnation)
                 return commands.Fence(now_us, incarnation, 0 if lease is None else lease.grant)
+            case commands.Drain(group=name, name=member) if self._is_needed(name, member):
+                return Rejected(
+                    f"no other member of {name} is there to take the shares of {member}; start one"
+                )
             case _:
                 return replace(what, time_us=now_us)
+
+    def _is_needed(self, name: str, member: str) -> bool:
+        """Whether nobody else in the group takes shares."""
+        group = self._state.groups.get(name)
+        if group is None or member not in group.members:
+            return False
+        return all(other.leaves for one, other in group.members.items() if one != member)
 
     def _complete_proposal(self, now_us: int, shards: int, start_us: int) -> commands.Propose | Rejected:
         """`start_us`: 0 for as soon as may be."""

@@ -123,6 +123,20 @@ def test_a_beat_that_says_nothing_new_stands_in_no_log():
     assert len(bench.log.proposed) == before
 
 
+def test_who_alone_can_have_the_shares_is_not_drained_and_goes_on_with_them():
+    bench = Bench()
+    beat(bench, "a")
+    drain = Drain(0, GROUP, "a")
+    assert bench.decided(drain).why.startswith(f"no other member of {GROUP} is there")
+    assert not bench.state.groups[GROUP].members["a"].leaves
+    beat(bench, "b")
+    bench.decided(drain)
+    ticks(bench, 9)
+    assert "no other member" in bench.decided(Drain(0, GROUP, "b")).why, "a has been drained"
+    assert [share.heir for share in bench.state.groups[GROUP].shares] == ["b", "b"]
+    assert isinstance(bench.decided(Drain(0, GROUP, "c")), Rejected)
+
+
 def owners(bench):
     return [share.owner for share in bench.state.groups[GROUP].shares]
 
