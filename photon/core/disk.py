@@ -113,6 +113,8 @@ def storage_error(error: OSError, path: Path) -> StorageError:
         return DiskFullError(
             f"{path}: no space left ({error.strerror}); free some, nothing acknowledged is lost"
         )
+    if error.errno == errno.EMFILE:
+        return StorageError(f"{path}: {error.strerror}; raise the limit (ulimit -n, systemd's LimitNOFILE)")
     if error.errno == errno.ENOTDIR:
         return StorageError(f"{path}: {error.strerror}; give another path")
     return StorageError(f"{path}: {error.strerror or error}; check the disk and the permissions")

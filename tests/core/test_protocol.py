@@ -1,11 +1,13 @@
-"""Small files of a process's directory that say with what it was written."""
+"""Small files of a process's directory: what they say, and what is told where they can't be read."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from photon.core.disk import read_json
-from photon.core.errors import CorruptStateError
+from photon.core.disk import read_json, storage_errors
+from photon.core.errors import CorruptStateError, StorageError
 from photon.core.protocol import NEWEST, mark
 
 
@@ -33,3 +35,9 @@ def test_json_that_is_no_text_is_called_corrupt(tmp_path: Path) -> None:
     (tmp_path / "state").write_bytes(b'{"a": "\xb1"}')
     with pytest.raises(CorruptStateError, match=r"state: .* restore it"):
         read_json(tmp_path / "state", dict[str, str])
+
+
+def test_a_process_with_too_few_files_is_told_which_limit_to_raise(tmp_path: Path) -> None:
+    mend = pytest.raises(StorageError, match=r"Too many open files; raise the limit \(ulimit -n")
+    with mend, storage_errors(tmp_path):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
