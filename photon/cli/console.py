@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from photon.cli.options import path_option, system_options
 from photon.cluster.registry_access import notice
 from photon.cluster.topology import Topology, find_system
 from photon.core.errors import UsageError
+from photon.core.signals import on_signals
 
 if TYPE_CHECKING:
     from photon.cluster.run import Watch
@@ -57,6 +59,7 @@ def command(
     beside = Beside(_acts(topology, notice, asked) if allow_actions else {}, asked)
     place = work or Path(topology.settings.system.work)
     console = Console(topology, place, listen, beside=beside, notice=notice)
+    on_signals(console.end, signal.SIGTERM)
     console.start()
     click.echo(f"console: {console.url}")
     try:

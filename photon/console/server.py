@@ -84,6 +84,10 @@ class Console:
         for thread in self._threads:
             thread.start()
 
+    def end(self) -> None:
+        """Let `wait` return. Any thread."""
+        self._closing.set()
+
     def stop(self) -> None:
         self._closing.set()
         self._server.should_exit = True

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 import ssl
 
@@ -17,6 +18,7 @@ from photon.core.settings import parse_settings
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from tests.certificates import Authority
 from tests.ports import free_ports
+from tests.system import start_photon
 from tests.waiting import wait_until
 
 
@@ -124,3 +126,18 @@ def test_letters_are_replayed_once_and_counted_before(tmp_path):
     ):
         with pytest.raises(UsageError, match="name a datacenter"):
             act(wrong)
+
+
+def test_it_ends_well_when_it_is_asked_to_as_every_role_does(tmp_path):
+    config = tmp_path / "photon.toml"
+    config.write_text(
+        f'[system]\nout = "{tmp_path}/out"\nwork = "{tmp_path}/work"\n'
+        '[replicas.r0]\ndatacenter = "east"\ngrpc = "127.0.0.1:1"\nraft = "127.0.0.1:2"\n'
+        '[datacenters.east]\nprimary = ["q"]\nforeign = ["c"]\n'
+        'eventstores = ["127.0.0.1:3"]\njoiners = ["127.0.0.1:4"]\ndispatchers = ["127.0.0.1:5"]\n'
+    )
+    made = start_photon("console", "--config", config, "--listen", f"127.0.0.1:{free_ports(1)[0]}")
+    assert made.stdout.readline().startswith("console: http")
+    made.send_signal(signal.SIGTERM)
+    said = made.communicate(timeout=60)
+    assert (made.returncode, said) == (0, ("", ""))
