@@ -245,6 +245,8 @@ def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Na
     the word guard. Of a run that is over (--work) the replicas are started meanwhile, and the leader is read.
     """
     with asked_registry(named) as asked, asked.registry.client(TIMEOUT_S) as client:
+        if shard not in (shards := client.configuration().shards):
+            raise UsageError(f"there is no shard {shard}; there are: {', '.join(map(str, shards))}")
         fresh = fresh or (asked.started and address is None)  # others may not have read their logs yet
         for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()

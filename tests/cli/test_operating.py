@@ -225,6 +225,8 @@ def test_of_a_run_that_has_ended_its_files_tell(tmp_path, command):
     refused = command("reshard", 2, "--work", out)
     assert (refused.status, refused.out) == (1, "") and "the run has ended" in refused.err
     assert command("registry", "scan", 0, "--work", out).out.count("\n") == 20
+    missing = command("registry", "scan", 9, "--work", out)
+    assert (missing.status, missing.err) == (2, "photon: there is no shard 9; there are: 0\n")
 
 
 @pytest.mark.cluster
