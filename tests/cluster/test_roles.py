@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import urllib.request
+from collections import Counter
 
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -181,6 +182,33 @@ def test_a_whole_system_that_was_drained_goes_on_where_it_was(roles, truth):
     truth.write(50)
     roles.start()
     truth.await_all()
+
+
+@pytest.mark.long
+def test_joiners_that_run_on_join_nothing_again_when_their_registry_is_founded_anew(roles, truth):
+    """Nor is anything lost, once the replicas have their directories again."""
+    replicas = [who for who in roles.all if who[0] == "registry"]
+    registry, kept = roles.root / "work" / "registry", roles.root / "kept"
+    roles.await_health(SERVING)
+    truth.write(100)
+    truth.await_all()
+    roles.kill(*replicas)
+    registry.rename(kept)
+    for datacenter in roles.places:
+        with (roles.root / f"logs-{datacenter}" / "clicks" / "log.jsonl").open("r+b") as clicks:
+            clicks.write(clicks.read())
+    truth.write(50)
+    roles.start(*replicas)
+    for who in [who for who in roles.all if who[0] == "joiner"]:
+        assert roles.ended(who) == CORRUPT_STATUS
+        assert "founded anew" in roles.said(who).splitlines()[-1]
+    assert truth.joined() <= Counter(truth.pairs)
+    roles.kill()
+    shutil.rmtree(registry)
+    kept.rename(registry)
+    roles.start()
+    truth.await_all()
+    roles.await_health(SERVING)
 
 
 @pytest.mark.long
