@@ -466,6 +466,8 @@ class Worker:
         told["expects"] = self._wheel.next_wall_timer is not None or any(
             source.settling for source in self._sources
         )
+        for name in sorted(self._wheel.buried):
+            self._notices.tell(f"records that were under way to a former input of '{name}' are dead letters")
         told["work"] = Work(self._clock.monotonic(), self._worked, self._spent.tolist())
         return {**self._wheel.status(), **told, "notices": self._notices.lines()}
 

@@ -1,6 +1,7 @@
 """A topology made ready to run: numbers for what rows and frames name, and who reads what."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -36,19 +37,25 @@ class Plan:
         self.sinks = {name: numbers[f"sink {name}"] for name in (*topology.sinks, DEAD_LETTERS)}
         self.inputs: dict[int, tuple[str, Input, Any]] = {}
         """Consumer, input, type of its values."""
+        self.gone: dict[int, tuple[str, str]] = {}
+        """Consumer and stream of inputs that are no longer there: records may be under way to them."""
         self.readers: dict[str, list[int]] = {stream: [] for stream in makers}
         self.inputs_of: dict[str, list[int]] = {name: [] for name in self.order}
         self.makers: dict[str, list[str]] = {}
         """Of a computation: the injectors and computations that it reads from."""
         for name in self.order:
             reads = topology.computations[name].inputs
-            for place, read in enumerate(reads):
-                number = numbers[_input(name, place, read)]
+            for known, read in zip(_inputs(name, reads), reads, strict=True):
+                number = numbers[known]
                 kind = kinds[read.stream] if read.type is None else read.type
                 self.inputs[number] = (name, read, kind)
                 self.inputs_of[name].append(number)
                 self.readers[read.stream].append(number)
             self.makers[name] = sorted({makers[read.stream] for read in reads})
+        for known, number in numbers.items():
+            if known.startswith("input ") and number not in self.inputs:
+                _, consumer, _, read_from = known.split(" ", 3)
+                self.gone[number] = consumer, read_from
         self.openers = {
             stream: opener(decoder_of(kind), msgspec.json.decode) for stream, kind in kinds.items()
         }
@@ -102,8 +109,14 @@ def check_states(plan: Plan, scan: Callable[[bytes], Iterator[tuple[bytes, bytes
             ) from error
 
 
-def _input(name: str, place: int, read: Input) -> str:
-    return f"input {name} {place} {read.stream}"
+def _inputs(name: str, reads: Sequence[Input]) -> list[str]:
+    """Of a computation: what each is known by, wherever it stands among those of other streams."""
+    seen = Counter[str]()
+    known = []
+    for read in reads:
+        known.append(f"input {name} {seen[read.stream]} {read.stream}")
+        seen[read.stream] += 1
+    return known
 
 
 def numbered(topology: Topology, known: Mapping[str, int]) -> dict[str, int]:
@@ -112,7 +125,7 @@ def numbered(topology: Topology, known: Mapping[str, int]) -> dict[str, int]:
     wanted += [f"injector {name}" for name in topology.injectors]
     for name, made in topology.computations.items():
         wanted.append(f"computation {name}")
-        wanted += [_input(name, place, read) for place, read in enumerate(made.inputs)]
+        wanted += _inputs(name, made.inputs)
     numbers = dict(known)
     for name in wanted:
         numbers.setdefault(name, len(numbers))

@@ -10,7 +10,7 @@ can't be is a failure of that call alone, and not of the commit, which is everyb
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -306,3 +306,13 @@ def shown_value(opened: Callable[[Any], Any], value: Any) -> Any:
         with contextlib.suppress(Exception):
             return plain(decoded(value))
     return bytes(value.data).decode("utf-8", "replace") if isinstance(value, Ext) else repr(value)
+
+
+def buried(plan: Plan, number: int, records: Records) -> Iterator[dict[str, Any]]:
+    """Dead letters of records for an input that is no longer there."""
+    name, stream = plan.gone[number]
+    opened = plan.openers.get(stream, _untyped)
+    reason = f"it was under way when '{name}' no longer read '{stream}', or was no longer there"
+    values = values_of(records.values, len(records))
+    for key, at, value in zip(records.keys, records.times.tolist(), values, strict=True):
+        yield dead_letter(name, key, at, reason, stream=stream, value=shown_value(opened, value))

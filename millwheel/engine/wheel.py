@@ -46,7 +46,7 @@ from millwheel.engine.records import (
     values_of,
 )
 from millwheel.engine.shares import slots_of
-from millwheel.engine.stage import Stage, dead_letter, shown_value
+from millwheel.engine.stage import Stage, buried, dead_letter, shown_value
 from millwheel.engine.store import (
     FRAME,
     HEARD,
@@ -175,6 +175,10 @@ class Wheel:
             name: {"records": 0, "dead_letters": 0, **self._lane.counts.get(name, {})}
             for name in self._bounds
         }
+        self._gone = {name: of for name, of in self._lane.counts.items() if name not in plan.sources}
+        """Counts of what is no longer in the topology."""
+        self.buried: set[str] = set()
+        """Of those, who had records under way that are dead letters now."""
         self._counts_of_others = [lanes[lane].counts for lane in self.lanes if lane != me]
         self.stages = {name: stage_of(plan, name, self._slots, store.read) for name in plan.order}
         for name, stage in self.stages.items():
@@ -405,7 +409,7 @@ class Wheel:
     # Within
 
     def _counts(self) -> dict[str, dict[str, int]]:
-        return {**self._injected, **{name: stage.counts for name, stage in self.stages.items()}}
+        return {**self._gone, **self._injected, **{name: stage.counts for name, stage in self.stages.items()}}
 
     def _is_due(self, stage: Stage) -> bool:
         timer, wall = stage.due.earliest(WATERMARK), stage.due.earliest(WALL)
@@ -420,22 +424,31 @@ class Wheel:
         floors = self._heard[frame.lane]
         consumed = np.zeros(SLOTS, np.bool_)
         for part in frame.parts:
-            if part.input not in self.plan.inputs:
-                continue  # its consumer was removed
-            records = part.records
-            if self._consumer(part.input).exactly_once:
+            records, gone = part.records, part.input in self.plan.gone
+            if gone or self._consumer(part.input).exactly_once:
                 slots = self._slots.of(records.names)
                 fresh = floors[slots] < frame.number
                 consumed[slots] = True
                 records = records.of_names(fresh)
-            if len(records):
+            if len(records) and gone:
+                self._bury(part.input, records)
+            elif len(records):
                 self._wait(part.input, records, True)
-                heard += len(records)
+            heard += len(records)
         if consumed.any():
             floors[consumed] = np.maximum(floors[consumed], frame.number)
             self._consumed.add(frame.lane)
         self._acks[frame.lane] = max(frame.number, self._acks.get(frame.lane, 0))
         return heard
+
+    def _bury(self, number: int, records: Records) -> None:
+        """What comes for an input that is no longer there."""
+        name = self.plan.gone[number][0]
+        self._lines[False].setdefault(DEAD_LETTERS, []).extend(map(_json, buried(self.plan, number, records)))
+        stage = self.stages.get(name)
+        counts = self._gone.setdefault(name, {}) if stage is None else stage.counts
+        counts["dead_letters"] = counts.get("dead_letters", 0) + len(records)
+        self.buried.add(name)
 
     def _consumer(self, number: int) -> Node:
         """Of an input."""

@@ -277,7 +277,9 @@ def deploy(work: Path) -> None:
     """Have the run's workers start again with the topology as it is now. Its logs go on growing meanwhile.
 
     Consumers may be new or gone and code may be another: nothing is lost or doubled by it, and no low
-    watermark goes back. Code that `check` refuses is refused here too, and the run goes on as it was.
+    watermark goes back. Records under way to a computation that is removed or renamed, or by a stream that it
+    no longer reads, become dead letters. Code that `check` refuses is refused here too, and the run goes on
+    as it was.
     """
     from photon.cluster.wheels import DEPLOY_S, ask
 
