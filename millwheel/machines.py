@@ -45,12 +45,14 @@ HOLDER: Final = "holder"
 
 
 class Machine(msgspec.Struct, frozen=True, array_like=True):
-    """`shown`: host and work directory. `address`: where it listens, empty if it is to be the only one."""
+    """`shown`: host and work directory. `address`: where it listens, empty if it is to be the only one.
+    `shape`: names of what its topology has, as of `millwheel.engine.plan.shape`."""
 
     holder: str
     shown: str
     address: str
     workers: int
+    shape: tuple[str, ...] = ()
 
 
 class Round(msgspec.Struct, frozen=True, array_like=True):
@@ -96,12 +98,13 @@ class Member(NamedTuple):
 
 class View(NamedTuple):
     """What a machine saw in the store. `members`: for who leads; `awaited`: some of them may be on their way
-    back."""
+    back. `lead`: who leads, for the others."""
 
     leads: bool
     round: Round
     members: Sequence[Member] = ()
     awaited: bool = False
+    lead: Machine | None = None
 
 
 def holder_of(work: Path) -> str:
@@ -121,7 +124,8 @@ def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) ->
         return None
     now = view.round
     others = [member for member in view.members if member.machine.holder != me.holder]
-    beside = [member.machine for member in others if me.address and member.machine.address]
+    like = [member.machine for member in others if member.machine.shape == me.shape]
+    beside = [machine for machine in like if me.address and machine.address]
     there = tuple(sorted((me, *beside), key=lambda one: (one.shown, one.holder)))
     if now.lead == me.holder and now.stage == "stopping":
         if at < now.number or any(member.at < now.number for member in others):
@@ -136,6 +140,25 @@ def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) ->
 def stopping(now: Round, me: Machine, shares: Shares | None = None) -> Round:
     """The round after, for which all stop. `shares`: from then on, if others."""
     return Round(now.number + 1, me.holder, "stopping", shares=shares or now.shares)
+
+
+def unlike(me: Machine, view: View) -> str:
+    """What this machine's topology lacks, and has beyond that of who leads this round: then it gets no part.
+    Empty if they are alike."""
+    now, lead = view.round, view.lead
+    led = next((one for one in now.machines if one.holder == now.lead), None)
+    if now.stage != "running" or led is None or lead is None or lead.holder != led.holder:
+        return ""
+    if me.shape in (led.shape, lead.shape):  # the round may be older than a start, the lease than a deploy
+        return ""
+    here, there = set(me.shape), set(led.shape)
+    differ = [("without", there - here), ("with", here - there)]
+    return " and ".join(f"{how} {_shown(names)}" for how, names in differ if names)
+
+
+def _shown(names: set[str]) -> str:
+    """Inputs where nothing else differs."""
+    return ", ".join(sorted({name for name in names if not name.startswith("input ")} or names))
 
 
 class Alone:
@@ -157,7 +180,7 @@ class Alone:
     def deposed(self) -> None:
         raise AssertionError("there is no other machine")
 
-    def stopped(self, number: int) -> None:
+    def stopped(self, number: int, _shape: tuple[str, ...]) -> None:
         self.at = number
 
     def end(self) -> None:
@@ -213,10 +236,10 @@ class Machines:
         with self._lock:
             self.view = self.view._replace(leads=False)
 
-    def stopped(self, number: int) -> None:
-        """None of this machine's workers runs; those of this round may begin."""
+    def stopped(self, number: int, shape: tuple[str, ...]) -> None:
+        """None of this machine's workers runs; those of this round may begin, by a topology of this shape."""
         with self._lock:
-            self.at = number
+            self.at, self.me = number, msgspec.structs.replace(self.me, shape=shape)
         self._renewing.wake()
 
     def end(self) -> None:

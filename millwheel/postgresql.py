@@ -211,7 +211,13 @@ class PostgresqlStore(LoggedStore):
                     connection.execute(_FORGET)
                     there = connection.execute(_THERE).fetchall()
                     members = [Member(_machine(bytes(packed)), at) for packed, at in there]
-                return View(leads, Round() if found is None else _round(bytes(found[0])), members)
+                lead = None if leads else connection.execute(_HELD).fetchone()
+                return View(
+                    leads,
+                    Round() if found is None else _round(bytes(found[0])),
+                    members,
+                    lead=None if lead is None else _machine(bytes(lead[0])),
+                )
 
         return self._do("machines", renew, self._again_s)
 

@@ -132,6 +132,11 @@ def numbered(topology: Topology, known: Mapping[str, int]) -> dict[str, int]:
     return numbers
 
 
+def shape(topology: Topology) -> tuple[str, ...]:
+    """Names of all that has a number."""
+    return tuple(sorted(numbered(topology, {})))
+
+
 NUMBERS_ROW: Final = NAMES
 
 

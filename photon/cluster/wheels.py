@@ -20,9 +20,20 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from millwheel import links
+from millwheel.engine.plan import shape
 from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
-from millwheel.machines import LEASE_S, Alone, Machine, Machines, Round, holder_of, next_round, stopping
+from millwheel.machines import (
+    LEASE_S,
+    Alone,
+    Machine,
+    Machines,
+    Round,
+    holder_of,
+    next_round,
+    stopping,
+    unlike,
+)
 from millwheel.push import PushedLogs
 from millwheel.topology import DEAD_LETTERS, Topology, dead_letters, load_topology
 from millwheel.worker import pushed_logs, shared_store
@@ -111,7 +122,8 @@ class WheelRun:
             if machine:
                 self._listeners.append(self._bind(machine))
             if stores:
-                me = Machine(holder_of(work), f"{socket.gethostname()}:{work.absolute()}", machine, workers)
+                shown, made = f"{socket.gethostname()}:{work.absolute()}", shape(self._topology)
+                me = Machine(holder_of(work), shown, machine, workers, made)
                 for uri in stores[1:]:
                     shared_store(uri).close()  # it can be used
                 store = shared_store(stores[0], again_s=LEASE_S)
@@ -183,25 +195,32 @@ class WheelRun:
     def _agree(self) -> bool:
         """Workers stop if they are of a former round. Who leads begins the next one when it is time. Whether
         anything was to be done. PhotonError, StorageError, UsageError."""
-        view = self._machines.view
+        view, me = self._machines.view, self._machines.me
         if view.round.number != self._machines.at:
-            self._stop_workers(_MOVE_S if self._machines.me.address else _STOP_S)
-            self._machines.stopped(view.round.number)
+            self._stop_workers(_MOVE_S if me.address else _STOP_S)
+            if self._machines.at and me.address:
+                self._reload()
+            self._machines.stopped(view.round.number, shape(self._topology))
             return True
         if not view.leads:
-            if not self._machines.me.address:
+            if not me.address:
                 raise PhotonError("another run has this now")
+            if view.lead is not None and (differs := unlike(me, view)):
+                raise UsageError(
+                    f"{view.lead.shown} runs another topology (here {differs}): bring the same code to all "
+                    "machines, then `photon millwheel deploy`"
+                )
             self._master = None
             return False
         knows = 0 if self._master is None else self._master.number
-        following = next_round(self._machines.me, self._machines.at, knows, view, self._machines.stores)
+        following = next_round(me, self._machines.at, knows, view, self._machines.stores)
         if self._anew and view.round.stage == "running":
-            following = stopping(view.round, self._machines.me)
+            following = stopping(view.round, me)
         elif self._master is not None and self._master.finished and knows == view.round.number:
             following = msgspec.structs.replace(view.round, stage="ended", summary=self._master.summary())
         elif following is None and self._master is not None and view.round.stage == "running":
             shares = self._master.better()
-            following = None if shares is None else stopping(view.round, self._machines.me, shares)
+            following = None if shares is None else stopping(view.round, me, shares)
         if following is None or self._is_over:
             return False
         self._publish(view.round, following)
@@ -220,8 +239,9 @@ class WheelRun:
                 self._master = master
                 if len(following.machines) > 1:
                     self._tell(f"computed by {', '.join(machine.shown for machine in following.machines)}")
-            elif self._master is None and following.number > 1:
-                self._reload()
+                others = [one.machine for one in self._machines.view.members]
+                for other in [one.shown for one in others if one.shape != self._machines.me.shape]:
+                    self._tell(f"{other} runs another topology, and has no part before it has the same code")
             self._machines.publish(former, following)
             if following.stage == "stopping" and following.shares != former.shares:
                 moved = sum(map(operator.ne, former.shares.owners, following.shares.owners))
@@ -231,7 +251,8 @@ class WheelRun:
             self._machines.deposed()
 
     def _reload(self) -> None:
-        """Who led before may have deployed another topology."""
+        """As workers load it, which start anew: somebody may have deployed another topology."""
+        self._machines.turned = None  # it may take long
         try:
             self._topology = fresh(self._name)
         except PhotonError as error:
@@ -240,7 +261,7 @@ class WheelRun:
     def _start_workers(self, now: Round) -> None:
         me, stores = self._machines.me, self._begun.stores
         if now.stores != self._machines.stores:
-            raise UsageError(f"this run has {now.stores} stores: give the same --store on all machines")
+            raise UsageError(f"this run has --store {now.stores} times: give the same ones on all machines")
         self._computes = True
         for name, injector in self._topology.injectors.items():
             if injector.listen and f"receiver-{name}" not in self._supervisor.children:

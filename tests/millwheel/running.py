@@ -151,12 +151,12 @@ class Several:
         self.config.write_text(f"[tls]\n{files}")
         self.addresses = {}
 
-    def start(self, name, *words, workers=2):
+    def start(self, name, *words, workers=2, topology=HELD):
         address = self.addresses.setdefault(name, f"127.0.0.1:{port_before(4)}")
         where = ["--machine", address, "--config", str(self.config), "--workers", str(workers)]
         where += [word for uri in self.uris for word in ("--store", uri)]
         told = self._directory / f"{name}.told"
-        return self.system.start(*where, *words, name=HELD, told=told, work=name)
+        return self.system.start(*where, *words, name=topology, told=told, work=name)
 
     def computes(self, *names, workers=0):
         """They do, and no other, with so many workers; 0: two each."""

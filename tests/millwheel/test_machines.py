@@ -15,7 +15,18 @@ from millwheel import machines as module
 from millwheel.engine.shares import Shares, even, fitting
 from millwheel.engine.store import keeper
 from millwheel.errors import ZombieError
-from millwheel.machines import LEASE_S, SKEW_S, Machine, Machines, Member, Round, View, next_round, stopping
+from millwheel.machines import (
+    LEASE_S,
+    SKEW_S,
+    Machine,
+    Machines,
+    Member,
+    Round,
+    View,
+    next_round,
+    stopping,
+    unlike,
+)
 from photon.core.clock import SystemClock
 from photon.core.errors import StorageError, UsageError
 from photon.logs.shares import SLOTS
@@ -72,6 +83,45 @@ def test_who_takes_over_and_who_started_again_knows_no_workers_so_another_round_
     assert next_round(B, 7, 0, seen(running, a=7, b=7)) == stopping(running, B)
     assert next_round(A, 7, 0, seen(running, a=7, b=7)) == stopping(running, A)
     assert next_round(B, 7, 0, seen(led_by(A, "stopping"), a=7, b=7)) == Round(8, "b", "stopping")
+
+
+def shaped(one, *names):
+    return msgspec.structs.replace(one, shape=names)
+
+
+def test_a_machine_with_another_topology_gets_no_part_and_no_other_round_begins_for_it():
+    mine, other = shaped(A, "computation e"), shaped(B, "computation e", "computation f")
+    stops = View(True, led_by(A, "stopping"), [Member(mine, 7), Member(other, 7)])
+    assert next_round(mine, 7, 0, stops) == led_by(mine, "running", mine)
+    not_yet = View(True, led_by(A, "stopping"), [Member(mine, 7), Member(other, 6)])
+    assert next_round(mine, 7, 0, not_yet) is None  # its workers may run
+    running = View(True, led_by(mine, "running", mine), [Member(mine, 7), Member(other, 7)])
+    assert next_round(mine, 7, 7, running) is None
+
+
+def test_a_machine_says_what_its_topology_lacks_beside_that_of_who_leads():
+    lead, me = (
+        shaped(A, "computation e", "computation f", "input f 0 i", "sink x"),
+        shaped(B, "computation e"),
+    )
+    running = led_by(lead, "running", lead)
+    assert unlike(me, View(False, running, lead=lead)) == "without computation f, sink x"
+    assert unlike(lead, View(False, led_by(me, "running", me), lead=me)) == "with computation f, sink x"
+    inputs = shaped(A, "computation e", "input e 0 i")
+    assert unlike(me, View(False, led_by(inputs, "running", inputs), lead=inputs)) == "without input e 0 i"
+
+
+def test_a_round_of_before_a_start_or_a_lease_of_before_a_deploy_says_nothing_of_a_topology():
+    old, new = shaped(A, "computation e"), shaped(A, "computation f")
+    me = shaped(B, "computation f")
+    for view in (
+        View(False, led_by(old, "running", old), lead=new),
+        View(False, led_by(new, "running", new), lead=old),
+        View(False, led_by(old, "running", old)),
+        View(False, led_by(old, "running", old), lead=C),
+        View(False, led_by(old, "stopping"), lead=old),
+    ):
+        assert unlike(me, view) == ""
 
 
 def test_a_machine_without_an_address_is_the_only_one():
@@ -234,7 +284,7 @@ def test_who_leads_sees_at_once_who_came_back_before_it_published(clock):
     one.enter()
     store.members["b"] = Member(B, 6)  # of a machine that did not know of the round then
     one.publish(Round(), Round(7, "a", "stopping"))
-    one.stopped(7)
+    one.stopped(7, ())
     assert next_round(A, 7, 0, one.view) is None
     store.members["b"] = Member(B, 7)
     wait_until(lambda: next_round(A, 7, 0, one.view) == led_by(A, "running", A, B))
@@ -253,7 +303,7 @@ def test_workers_of_a_former_round_may_not_go_on(clock):
     asked = store.asked
     wait_until(lambda: store.asked > asked + 3)
     assert (one.until, store.members["a"].at) == (before, 0)
-    one.stopped(7)
+    one.stopped(7, ())
     wait_until(lambda: one.until > clock.now and store.members["a"].at == 7)
     one.end()
     assert store.lead[0] == B
@@ -321,14 +371,14 @@ def test_in_postgresql_one_leads_until_it_ends_or_leaves(store):
 def test_in_postgresql_who_leads_sees_who_is_there_and_only_that_one_publishes(store):
     one, two, three = store(), store(), store()
     assert one.renew(A, 0, 5.0) == View(True, Round(), [Member(A, 0)])
-    assert two.renew(B, 3, 5.0) == View(False, Round(), [])
-    assert three.renew(C, 0, 0.2) == View(False, Round(), [])
+    assert two.renew(B, 3, 5.0) == View(False, Round(), [], lead=A)
+    assert three.renew(C, 0, 0.2) == View(False, Round(), [], lead=A)
     assert {*one.renew(A, 1, 5.0).members} == {Member(A, 1), Member(B, 3), Member(C, 0)}
     wait_until(lambda: len(one.renew(A, 1, 5.0).members) == 2)
     round_ = led_by(A, "running", A, B)
     one.publish("a", Round(), round_)
     one.publish("a", Round(), round_)  # again, as its outcome was not known
-    assert two.renew(B, 7, 5.0) == View(False, round_, [])
+    assert two.renew(B, 7, 5.0) == View(False, round_, [], lead=A)
     with pytest.raises(ZombieError):
         two.publish("b", round_, led_by(B, "stopping"))
     one.leave("a")
@@ -441,6 +491,66 @@ def test_machines_come_are_killed_freeze_and_leave_and_each_line_is_there_once(u
         system.signal(name, signal.SIGTERM)
     wait_until(lambda: not [*system.processes("two"), *system.processes("three")])
     several.finish("two", "three")
+
+
+OF_MACHINE = """import os
+from dataclasses import replace
+from pathlib import Path
+from millwheel import Input, Stream, node
+from tests.millwheel.topologies import HELD, Totals
+
+class Silent(Totals):
+    def process_timer(self, timer, ctx):
+        ctx.forget()
+
+TOPOLOGY = HELD
+if Path(os.environ["MACHINE"] + ".code").read_text() == "more":
+    more = node(Silent(), Input("counts", key=lambda value: str(value["second"])), Stream("more"))
+    TOPOLOGY = replace(HELD, computations={**HELD.computations, "more": more})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_machine_that_has_other_code_has_no_part_until_it_has_the_same(uri, system, tmp_path):
+    (tmp_path / "mine.py").write_text(OF_MACHINE)
+
+    def start(name):
+        system.environment["MACHINE"] = name
+        return several.start(name, "--follow", topology="mine:TOPOLOGY")
+
+    def bring(code, *names):
+        for name in names:
+            (tmp_path / f"{name}.code").write_text(code)
+
+    def ends(run, differs):
+        run.communicate(timeout=60)
+        assert run.returncode == 2
+        said = (tmp_path / "two.told").read_text()
+        assert f"runs another topology (here {differs} computation more): bring the same code to all" in said
+
+    several = Several(system, uri, tmp_path, 5)
+    bring("more", "one")
+    bring("", "two")
+    start("one")
+    several.computes("one")
+    ends(start("two"), "without")
+    several.feed(0, 8)
+    several.computes("one")
+    bring("more", "two")
+    two = start("two")
+    several.computes("one", "two")
+    bring("", "one", "two")
+    system.ask("deploy", "--work", "two")
+    wait_until(lambda: "more" not in system.status("one")["graph"])
+    several.computes("one", "two")
+    several.feed(8, 16)
+    bring("more", "one")
+    system.ask("deploy", "--work", "one")
+    ends(two, "without")
+    several.computes("one")
+    several.feed(16, 30)
+    assert "two runs another topology, and has no part" in (tmp_path / "one.told").read_text()
 
 
 GARBAGE = (
