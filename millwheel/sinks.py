@@ -22,7 +22,7 @@ from photon.core.errors import UsageError
 from photon.logs.writer import LogPosition, RotatingLog
 
 _encode: Final = msgspec.msgpack.encode
-_place: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_place: Final = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
 _json: Final = msgspec.json.Encoder()
 _BLOCK_BYTES: Final = 1 << 20
 
@@ -47,7 +47,7 @@ class SinkFiles:
         """`place`: as noted, at first by `begin`; `left`: lines in the store by number. StorageError."""
         self._directory = Path(sink.directory)
         self._stem = f"{name}-{lane}"
-        position = LogPosition(*_place(place))
+        position = LogPosition(*_place(place)[:2])
         self._log = RotatingLog(self._directory, self._stem, sink.file_bytes_max, first=position.file)
         self._listed = -1
         self._manifest = self._directory / f"{self._stem}.manifest"
@@ -78,7 +78,7 @@ class SinkFiles:
     def sync(self, position: LogPosition) -> bytes:
         """From any thread: all before it is durable, as the store is to note it. StorageError."""
         self._log.sync(position)
-        return _encode((position.file, position.offset))
+        return _encode((position.file, position.offset, str(self._directory)))
 
     def noted(self, place: bytes) -> None:
         """The store has it: files before the place never change again, and are listed."""
@@ -150,14 +150,22 @@ def write_manifest(manifest: Path, entries: Sequence[Complete]) -> None:
 
 def begin(sink: LogSink, name: str, lane: int) -> bytes:
     """The place that the store is to note before there is any file. UsageError for a directory in which
-    another run has written.
+    another run has written, or this one before it was given another.
     """
     stem = f"{name}-{lane}"
     if any(Path(sink.directory).glob(f"{stem}-*.jsonl")):
         raise UsageError(
-            f"{sink.directory}: has {stem}-*.jsonl of another run; move them away, or name another directory"
+            f"{sink.directory}: has {stem}-*.jsonl of another run, or of this one before it had "
+            "another directory; move them away, or name another directory"
         )
-    return _encode((0, 0))
+    return _encode((0, 0, str(Path(sink.directory))))
+
+
+def is_elsewhere(place: bytes, sink: LogSink, name: str, lane: int) -> bool:
+    """Whether the place is in another directory, which still has its files: new code names this one."""
+    former = Path(_place(place)[2])
+    differs = former.resolve() != Path(sink.directory).resolve() and str(former) != str(Path(sink.directory))
+    return differs and any(former.glob(f"{name}-{lane}-*.jsonl"))
 
 
 def complete_files(manifest: Path) -> list[Complete]:

@@ -30,7 +30,7 @@ from millwheel.engine.store import keeper, lateness_row, sink_row
 from millwheel.engine.wheel import Lines, Wheel
 from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
-from millwheel.sinks import SinkFiles, begin
+from millwheel.sinks import SinkFiles, begin, is_elsewhere
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters
 from photon.core.clock import Clock
@@ -111,7 +111,8 @@ class Worker:
         self._next_sync = self._next_status = self._next_connect = 0.0
         self._reported: dict[str, int] = {}
         self._chunks = 0
-        self._stopping = self._finished = False
+        self._stopping = self._in_order = self._finished = False
+        """`_in_order`: the run waits until it has ended."""
         self._asked = self._answered = 0
         """Whether all is done: the numbers of the last such question, and of the one answered last."""
         self._ending = False
@@ -127,7 +128,7 @@ class Worker:
 
     def run(self) -> None:
         """Until it is told to stop, or the run is gone. StorageError, ZombieError."""
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGTERM, lambda *_: self._stop(in_order=True))
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 20, 50)
@@ -142,6 +143,8 @@ class Worker:
                     self._commit()
                     self._tell()
                     self._account(self._clock.monotonic() - began)
+            if self._in_order and self._sinks is not None and self._may_go_on:
+                self._note_sinks()
         finally:
             self._thread.shutdown(wait=True)
             for source in self._sources:
@@ -155,8 +158,8 @@ class Worker:
         self._worked += seconds
         self._reading = 0.0
 
-    def _stop(self) -> None:
-        self._stopping = True
+    def _stop(self, in_order: bool = False) -> None:
+        self._stopping, self._in_order = True, in_order
         self._suspects.forgive()
         self._wake()
 
@@ -443,6 +446,23 @@ class Worker:
             )
             self._syncing.add_done_callback(self._wake)
 
+    def _note_sinks(self) -> None:
+        """At its end: how far their files are, so that none of their lines comes again, wherever they have
+        their files next."""
+        if self._committing is not None:
+            self._committing.result()
+            self._committing = None
+            self._let_out()
+        synced = [] if self._syncing is None else self._syncing.result()
+        for (sink, lane), files in self._files().items():
+            if files.waiting:
+                numbers, at = files.begin_sync()
+                synced.append((sink, lane, numbers, files.sync(at)))
+        for sink, lane, numbers, place in synced:
+            self._wheel.stored(sink, lane, numbers, place)
+        if changes := self._wheel.begin_commit():
+            self._store.commit(changes)
+
     def _tell(self) -> None:
         now = self._clock.monotonic()
         if self._finished and self._committing is None and not self._places_committing and not self._places:
@@ -517,7 +537,9 @@ class Worker:
             for lane in self._wheel.lanes:
                 row = sink_row(number, lane)
                 place = self._store.read([row])[0]
-                if place is None and lane == self._me:
+                own = name in self._plan.topology.sinks  # the rest is where the work directory is
+                moved = place is not None and own and is_elsewhere(place, self._sink(name), name, lane)
+                if moved or (place is None and lane == self._me):
                     place = begun[row] = begin(self._sink(name), name, lane)
                 if place is not None:
                     places[name, lane] = place

@@ -154,6 +154,40 @@ def test_new_code_is_deployed_while_records_flow(system):
     system.stop()
 
 
+ELSEWHERE = """import os
+from millwheel import Computation, Input, Logs, LogSink, Stream, Topology, node
+
+class Same(Computation[None]):
+    def process_record(self, record, ctx):
+        ctx.produce("same", record.value)
+
+TOPOLOGY = Topology(
+    {"lines": Logs("logs/*.jsonl", "ts")},
+    {"same": node(Same(), Input("lines", key="n"), Stream("same"))},
+    {"same": LogSink(os.environ["INTO"])},
+)
+"""
+
+
+def test_after_a_stop_no_line_comes_again_in_another_directory_of_the_sink(system):
+    (system.directory / "mine.py").write_text(ELSEWHERE)
+    for into in ("first", "second", "third"):
+        system.environment["INTO"] = f"out/{into}"
+        system.start("--follow", "--workers", "2", name="mine:TOPOLOGY")
+        for n in range(6):
+            system.write("a.jsonl", [{"n": f"{into} {n}", "ts": n}], "a")
+            wait_until(lambda n=n, into=into: f"{into} {n}" in [line["n"] for line in system.sink(into)])
+        system.stop()
+    for into in ("first", "second", "third"):
+        assert sorted(line["n"] for line in system.sink(into)) == [f"{into} {n}" for n in range(6)]
+    system.environment["INTO"] = "out/first"  # what it has there stays as it is
+    assert "out/first: has same-" in system.run("--workers", "2", name="mine:TOPOLOGY", status=2)
+    assert len(system.sink("first")) == 6
+    system.environment["INTO"] = "./out/third"
+    system.run("--workers", "2", name="mine:TOPOLOGY")
+    assert len(system.sink("third")) == 6
+
+
 HELPED = """from helper import made
 TOPOLOGY = made()
 """
