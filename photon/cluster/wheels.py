@@ -260,8 +260,10 @@ class WheelRun:
 
     def _start_workers(self, now: Round) -> None:
         me, stores = self._machines.me, self._begun.stores
-        if now.stores != self._machines.stores:
-            raise UsageError(f"this run has --store {now.stores} times: give the same ones on all machines")
+        if now.stores != (here := self._machines.stores):
+            raise UsageError(
+                f"{here} of --store here, {now.stores} in this run: give the same on all machines"
+            )
         self._computes = True
         for name, injector in self._topology.injectors.items():
             if injector.listen and f"receiver-{name}" not in self._supervisor.children:
