@@ -4,21 +4,23 @@
     HOME/follow/ranges/N.json    ranges of logs (RANGE); Spark deletes what it has read
 
 `looked.json` has the last file's ranges too and is written first, so a kill between the two leaves none out.
-A log is known by its name. One that was cut, or renamed so that another has its name, ends the run.
+A log is known by device and inode and by what was given out of it, whatever its name is by now; what another
+log with its name has is given out from its start. One that was cut ends the run.
 """
 
+import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, read_json, storage_errors, write_file
 from photon.core.errors import UsageError
-from photon.logs.files import end_of_last_line, named_files
+from photon.logs.files import Identity, end_of_last_line, named_files, telling
 from photon.logs.packed import is_packed
 from spark.backfill.job import FILES_MAX, LogInput
 from spark.reading.paths import check_name
@@ -26,8 +28,11 @@ from spark.reading.paths import check_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from spark.reading.lines import LogFile
+
 RANGE: Final = (
-    "side int, number int, name string, file_start long, size long, start long, end long, at_us long"
+    "side int, number int, name string, file_start long, size long, start long, end long, at_us long, "
+    "inode long, telling string"
 )
 """Of log `number` the lines from `start` to before `end`, as spark.reading.lines.Range has them."""
 GIVEN_BYTES_MAX: Final = 512 << 20
@@ -39,14 +44,18 @@ TICK_S: Final = 60.0
 ARCHIVE_AGE_S: Final = 10.0
 """An archive is read whole, once nobody has written to it for so long."""
 TICK, PRIMARY, FOREIGN = -1, 0, 1
+Grown = tuple[int, str, Identity, int]
+"""Number of a log, the name that it has now, which file that is; where its last whole line ends."""
 
 
 class Given(msgspec.Struct):
-    """A log, and how much of it is given out."""
+    """A log, and how much of it is given out; `telling` of that."""
 
     name: str
     side: int
+    identity: Identity = (0, 0)
     size: int = 0
+    telling: str = ""
 
 
 class Looked(msgspec.Struct):
@@ -62,6 +71,14 @@ def ranges_of(session: "SparkSession", directory: Path) -> "DataFrame":
     """What Spark follows: files of ranges that are whole, and deleted once they are read."""
     given = session.readStream.schema(RANGE).option("cleanSource", "delete")
     return given.option("pathGlobFilter", "*.json").json(str(directory.absolute()))
+
+
+def log_of(row: Mapping[str, Any]) -> "LogFile":
+    """Of a range, as an executor reads it."""
+    from spark.reading.lines import LogFile
+
+    place = row["name"], row["size"], row["file_start"], row["number"]
+    return LogFile(*place, row["inode"], row["telling"])
 
 
 class Growth:
@@ -83,10 +100,13 @@ class Growth:
         self._patterns, self._reads, self._bytes_max = patterns, reads, bytes_max
         self._clock, self._tick_s = clock, tick_s
         self._awaits = False
-        """An archive, that it has not been written to for a while."""
+        """Something that is there is left for a later look: as an archive that was just written to."""
         make_directory(self.ranges)
         self._looked = read_json(self._path, Looked) or Looked()
-        self._numbers = {log.name: number for number, log in enumerate(self._looked.logs)}
+        self._names: dict[str, int] = {}
+        self._identities: dict[tuple[int, Identity], int] = {}
+        for number in range(len(self._looked.logs)):
+            self._note(number)
         if self._looked.number >= 0:
             self._write()
 
@@ -105,7 +125,8 @@ class Growth:
         if not ranges and now_us - looked.at_us < tick_s * 1e6:
             return False
         if not ranges or self._tick_s is not None:
-            ranges.append(_line(TICK, 0, "", (0, 0, 0, int(whole and not self._awaits)), at_us))
+            whole = whole and not self._awaits
+            ranges.append(_line(Given("", TICK), 0, (0, 0, 0, int(whole)), at_us))
         looked.number, looked.at_us, looked.ranges = looked.number + 1, at_us, ranges
         with storage_errors(self._path):
             write_file(self._path, msgspec.json.encode(looked))
@@ -118,31 +139,101 @@ class Growth:
         with storage_errors(path):
             write_file(path, "".join(self._looked.ranges).encode())
 
-    def _found(self) -> list[tuple[Given, int]]:
+    def _found(self) -> list[Grown]:
         """Logs that have more lines than were given out, and up to where."""
-        grown: list[tuple[Given, int]] = []
+        grown: list[Grown] = []
+        seen: set[int] = set()
         self._awaits = False
         for side, patterns in enumerate(self._patterns):
             for name in map(os.path.abspath, named_files(patterns)):
                 check_name(name)
-                if not self._reads(side, name):
-                    continue
-                with storage_errors(Path(name)), suppress(FileNotFoundError):  # it was deleted meanwhile
-                    grown += self._grown(name, side)
+                if self._reads(side, name):
+                    with self._passed_over(name):
+                        status = os.stat(name)
+                        number = self._known(name, side, status)
+                        seen.add(number)
+                        grown += self._grown(number, name, status)
+        for number, name in self._renamed(seen):
+            with self._passed_over(name):
+                status = os.stat(name)
+                if self._is(number, name, status):
+                    grown += self._grown(number, name, status)
         return grown
 
-    def _grown(self, name: str, side: int) -> Iterable[tuple[Given, int]]:
-        status, number = os.stat(name), self._numbers.get(name)
-        given = Given(name, side) if number is None else self._looked.logs[number]
-        if given.side != side:
+    @contextmanager
+    def _passed_over(self, name: str) -> Iterator[None]:
+        """What was deleted or renamed this moment is for the next look. StorageError."""
+        with storage_errors(Path(name)):
+            try:
+                yield
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                self._awaits = True
+
+    def _known(self, name: str, side: int, status: os.stat_result) -> int:
+        """The number of the log that this is, whatever its name was before. UsageError, OSError."""
+        logs, identity, named = self._looked.logs, _identity(status), self._names.get(name)
+        if named is not None and logs[named].side != side:
             raise UsageError(f"{name} is named twice, for two kinds of events; name each log once")
+        number = self._identities.get((side, identity))
+        if number is None or not self._is(number, name, status):
+            number = named if named is not None and self._is_again(named, name, status) else None
+        if number is None:
+            if (number := len(logs)) == FILES_MAX:
+                raise UsageError(f"more than {FILES_MAX} logs; begin anew under another --datacenter")
+            logs.append(Given(name, side, identity))
+        given = logs[number]
+        if (given.name, given.identity) != (name, identity):
+            if self._names.get(given.name) == number:
+                del self._names[given.name]
+            given.name, given.identity = name, identity
+        self._note(number)
+        return number
+
+    def _note(self, number: int) -> None:
+        given = self._looked.logs[number]
+        self._names[given.name] = self._identities[given.side, given.identity] = number
+
+    def _is(self, number: int, name: str, status: os.stat_result) -> bool:
+        """Whether this is that log, under its name or another. OSError."""
+        given, identity = self._looked.logs[number], _identity(status)
+        if (name, identity, status.st_size) == (given.name, given.identity, given.size):
+            return True
         if status.st_size < given.size:
+            return False
+        return not given.telling or telling(name, given.size, identity) == given.telling
+
+    def _is_again(self, number: int, name: str, status: os.stat_result) -> bool:
+        """Whether a file with the log's name goes on where it was, though it is another by device and inode:
+        a copy that replaced it. UsageError for one that was cut, OSError."""
+        given, identity = self._looked.logs[number], _identity(status)
+        if given.identity != identity:
+            old = _names_by_inode(os.path.dirname(name)).get(given.identity[1], name)
+            return given.size > 0 and old == name and self._is(number, name, status)
+        if not self._is(number, name, status):
             raise UsageError(
                 f"{name} has {status.st_size} bytes, and {given.size} of it were read: it was cut, or is "
-                "another log by now; give each log a name of its own (clicks-2026-01-01.jsonl), or follow "
-                "these by `photon join`"
+                "another log by now; rotate logs by renaming them, give each a name of its own "
+                "(clicks-2026-01-01.jsonl), or follow these by `photon join`"
             )
-        end = status.st_size
+        return True
+
+    def _renamed(self, seen: Collection[int]) -> Iterator[tuple[int, str]]:
+        """Of the logs that no pattern names now those that may have another name in their directory."""
+        gone: dict[str, dict[int, str]] = {}
+        for number, given in enumerate(self._looked.logs):
+            if number not in seen:
+                directory = os.path.dirname(given.name)
+                if directory not in gone:
+                    gone[directory] = _names_by_inode(directory)
+                name = gone[directory].get(given.identity[1], given.name)
+                # Nothing is known of one that was not given out: its inode may be any file's by now.
+                if name != given.name and (given.size or name.startswith(given.name)):
+                    yield number, name
+
+    def _grown(self, number: int, name: str, status: os.stat_result) -> Iterable[Grown]:
+        given, end = self._looked.logs[number], status.st_size
         if end == given.size:
             return
         if is_packed(name):
@@ -153,33 +244,29 @@ class Growth:
             with open(name, "rb", buffering=0) as file:
                 end = end_of_last_line(file.fileno(), end)
         if end > given.size:
-            if number is None:
-                self._number(given)
-            yield given, end
+            yield number, name, _identity(status), end
 
-    def _number(self, given: Given) -> None:
-        if len(self._looked.logs) == FILES_MAX:
-            raise UsageError(f"more than {FILES_MAX} logs; begin anew under another --datacenter")
-        self._numbers[given.name] = len(self._looked.logs)
-        self._looked.logs.append(given)
-
-    def _pieces(self, found: list[tuple[Given, int]], at_us: int) -> tuple[list[str], bool]:
+    def _pieces(self, found: list[Grown], at_us: int) -> tuple[list[str], bool]:
         """Of each log in its turn, so that all advance; what is given out counts at once. And whether that is
         all there is."""
         left = self._bytes_max
         pieces: list[str] = []
         while found and left > 0:
             more = []
-            for given, end in found:
+            for one in found:
+                number, name, identity, end = one
+                given = self._looked.logs[number]
                 start = given.size
-                given.size = end if is_packed(given.name) else self._cut(given.name, start, end)
-                left -= given.size - start
-                place = (start, given.size, start, given.size)
-                pieces.append(_line(given.side, self._numbers[given.name], given.name, place, at_us))
-                if given.size < end:
-                    more.append((given, end))
+                with self._passed_over(name):
+                    size = end if is_packed(name) else self._cut(name, start, end)
+                    given.telling = telling(name, size, identity)
+                    given.size = size
+                    left -= size - start
+                    pieces.append(_line(given, number, (start, size, start, size), at_us))
+                    if size < end:
+                        more.append(one)
                 if left <= 0:
-                    return pieces, (given, end) == found[-1] and not more
+                    return pieces, one == found[-1] and not more
             found = more
         return pieces, True
 
@@ -194,8 +281,20 @@ class Growth:
             return min(file.tell(), end)
 
 
-def _line(side: int, number: int, name: str, place: tuple[int, int, int, int], at_us: int) -> str:
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
+
+
+def _names_by_inode(directory: str) -> dict[int, str]:
+    """StorageError."""
+    with storage_errors(Path(directory)), suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return {entry.inode(): entry.path for entry in entries}
+    return {}
+
+
+def _line(given: Given, number: int, place: tuple[int, int, int, int], at_us: int) -> str:
     fields = ("file_start", "size", "start", "end")
-    row = {"side": side, "number": number, "name": name, "at_us": at_us}
+    row: dict[str, object] = {"side": given.side, "number": number, "name": given.name, "at_us": at_us}
     row |= dict(zip(fields, place, strict=True))
+    row |= {"inode": given.identity[1], "telling": given.telling}
     return msgspec.json.encode(row).decode() + "\n"

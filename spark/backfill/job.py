@@ -26,7 +26,7 @@ from photon.core.disk import make_directory, storage_error, storage_errors, sync
 from photon.core.errors import CorruptStateError, UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings, reading_fingerprint
-from photon.logs.files import named_files, read_at
+from photon.logs.files import named_files, telling
 from photon.logs.packed import is_packed
 from spark.losses import BACKFILL
 from spark.reading.paths import check_name, escaped, is_uri
@@ -40,7 +40,6 @@ BUCKET_BYTES: Final = 64 << 20
 BUCKETS_MAX: Final = 1 << 16
 _PRIMARY_SHARE_MAX: Final = 8  # of the foreign logs' size: of the primaries only those that are named count
 _UNPACKED: Final = 8  # times the size of an archive, about
-_TELLING_BYTES: Final = 4096
 _JOB: Final = "job.json"
 
 
@@ -198,7 +197,7 @@ def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
             size = os.stat(name).st_size
             if size >= OFFSET_MAX:
                 raise UsageError(f"{name} has {size} bytes; cut it into files below {OFFSET_MAX}")
-            found.append(LogInput(name, size, _telling(name, size)))
+            found.append(LogInput(name, size, telling(name, size)))
     return found
 
 
@@ -215,7 +214,7 @@ def check_unchanged(inputs: Iterable[LogInput], remote: Look) -> None:
         try:
             size = os.stat(log.name).st_size
             same = size == log.size if is_packed(log.name) else size >= log.size
-            same = same and _telling(log.name, log.size) == log.telling
+            same = same and telling(log.name, log.size) == log.telling
         except OSError as error:
             raise UsageError(
                 f"{log.name}: {error.strerror}; the unfinished backfill reads it: put it back, or --abandon"
@@ -225,12 +224,6 @@ def check_unchanged(inputs: Iterable[LogInput], remote: Look) -> None:
                 f"{log.name} is not the log that the unfinished backfill was planned with; put that back, "
                 "or --abandon"
             )
-
-
-def _telling(name: str, size: int) -> str:
-    length = min(size, _TELLING_BYTES)
-    ends = read_at(name, 0, length) + read_at(name, size - length, length)
-    return hashlib.blake2b(ends, digest_size=8).hexdigest()
 
 
 def buckets_for(primary: Iterable[LogInput], foreign: Iterable[LogInput], least: int) -> int:

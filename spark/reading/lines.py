@@ -18,7 +18,7 @@ from joiner.output_files import PARQUET
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Logs, Settings
-from photon.logs.files import Chunk, read_at, read_chunk, unended_line
+from photon.logs.files import Chunk, read_at, read_chunk, telling, unended_line
 from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from photon.logs.packed import is_packed, unpacked
 from photon.logs.parquet import parquet_lines
@@ -42,7 +42,8 @@ class LogFile:
     """A log on a disk that every executor sees: its first `size` bytes are read, from `start` on.
 
     What a log that grows has gained since is left for the next time. `number`: the caller's own. `inode`: of
-    one that may be rotated meanwhile, and is read under the name that it has in its directory by then.
+    one that may be rotated meanwhile, and is read under the name that it has in its directory by then;
+    `telling` (photon.logs.files) of what is read: by it a copy that was put back is found, too.
     """
 
     name: str
@@ -50,6 +51,7 @@ class LogFile:
     start: int = 0
     number: int = 0
     inode: int = 0
+    telling: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +144,33 @@ def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, 
 
 
 def _name_now(file: LogFile) -> str:
-    """OSError; FileNotFoundError of one that has none any more."""
+    """OSError; FileNotFoundError of one that has none any more, StorageError of one that can be put back."""
     with suppress(FileNotFoundError):
-        if not file.inode or os.stat(file.name).st_ino == file.inode:
+        if not file.inode or (os.stat(file.name).st_ino == file.inode and _holds(file.name, file)):
             return file.name
-    with os.scandir(os.path.dirname(file.name) or ".") as entries:
-        for entry in entries:
-            if entry.inode() == file.inode:
+    directory = os.path.dirname(file.name) or "."
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.inode() != file.inode):
+            if not file.telling and entry.inode() == file.inode:
                 return entry.path
-    raise FileNotFoundError(errno.ENOENT, "it was replaced, or packed, meanwhile", file.name)
+            with suppress(OSError):  # it is none of ours
+                is_whole = file.telling and entry.is_file() and entry.stat().st_size >= file.size
+                if is_whole and _holds(entry.path, file):
+                    return entry.path
+    if not file.telling:
+        raise FileNotFoundError(errno.ENOENT, "it was replaced, or packed, meanwhile", file.name)
+    raise StorageError(
+        f"{file.name} was moved, packed, cut or deleted before its first {file.size} bytes were read; put it "
+        f"back into {directory} as it was, under any name, and run the same command again; where no copy is "
+        "left, begin anew, under another --datacenter or --work"
+    )
+
+
+def _holds(path: str, file: LogFile) -> bool:
+    """Whether it begins as the log did. One that is shorter is told apart where it is read."""
+    if not file.telling or os.stat(path).st_size < file.size:
+        return True
+    return telling(path, file.size) == file.telling
 
 
 def _chunks(

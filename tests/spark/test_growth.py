@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.errors import CorruptStateError, StorageError, UsageError
+from photon.core.settings import Logs
 from spark.backfill import growth as module
 from spark.backfill.growth import FOREIGN, PRIMARY, TICK, Growth
 
@@ -145,6 +146,130 @@ def test_a_log_that_was_cut_is_told(logs):
     (logs / "clicks/a").write_bytes(b"one\n")
     with pytest.raises(UsageError, match="was cut, or is another log"):
         growth.look()
+
+
+def rows(logs):
+    return [row for number in sorted(ranges(logs)) for row in ranges(logs)[number] if row["side"] != TICK]
+
+
+def lines(logs):
+    """All that was given out, as an executor reads it now."""
+    from spark.backfill.growth import log_of
+    from spark.reading.lines import Range, chunks_of
+
+    return b"".join(
+        chunk.data
+        for row in rows(logs)
+        for _, chunk in chunks_of(Range(log_of(row), row["start"], row["end"]), Logs(), False)
+    )
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("aside", ["clicks/a.1", "clicks/.a", "queries-of-old"])
+def test_a_log_that_takes_the_name_of_another_is_read_from_its_start(logs, aside, again):
+    log = logs / "clicks/a"
+    log.write_bytes(b"one\n")
+    growth = new(logs, Clock())
+    growth.look()
+    log.rename(logs / aside)
+    log.write_bytes(b"another log, which is longer\n")
+    if again:
+        growth = new(logs, Clock())
+    assert growth.look() and not growth.look()
+    assert [(row["number"], row["start"], row["end"]) for row in rows(logs)] == [(0, 0, 4), (1, 0, 29)]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("pattern", ["clicks", "clicks/a"])
+def test_logs_that_are_rotated_are_read_on_and_each_line_once(logs, pattern, again):
+    clock, log, written = Clock(), logs / "clicks/a", b""
+
+    def started():
+        return Growth(logs / "home", [[str(logs / pattern)]], clock)
+
+    growth = started()
+    for turn in range(4):
+        for number in range(turn, 0, -1):  # a.1 -> a.2, a -> a.1
+            older = logs / f"clicks/a.{number - 1}" if number > 1 else log
+            older.rename(logs / f"clicks/a.{number}")
+        if turn:
+            with (logs / "clicks/a.1").open("ab") as file:  # its writer has yet to open the new one
+                file.write(b"late in turn %d\n" % turn)
+            written += b"late in turn %d\n" % turn
+        log.write_bytes(b"turn %d\n" % turn)
+        written += b"turn %d\n" % turn
+        if again:
+            growth = started()
+        assert growth.look() and not growth.look()
+    assert {row["number"] for row in rows(logs)} == {0, 1, 2, 3}
+    assert sorted(lines(logs).splitlines()) == sorted(written.splitlines())
+
+
+def test_a_log_that_moves_to_another_directory_of_its_kind_is_not_read_again(logs):
+    (logs / "clicks/old").mkdir()
+    growth = Growth(logs / "home", [[str(logs / "clicks/**")]], Clock())
+    (logs / "clicks/a").write_bytes(b"one\n")
+    growth.look()
+    (logs / "clicks/a").rename(logs / "clicks/old/a")
+    with (logs / "clicks/old/a").open("ab") as file:
+        file.write(b"two\n")
+    assert growth.look()
+    assert [(row["number"], row["start"], row["end"]) for row in rows(logs)] == [(0, 0, 4), (0, 4, 8)]
+
+
+def test_a_log_that_is_rotated_away_before_its_turn_is_given_out_and_no_other_file_with_its_inode(logs):
+    growth = Growth(logs / "home", [[str(logs / "clicks/*.log")]], Clock())
+    for name in ("a.log", "b.log"):
+        (logs / "clicks" / name).write_bytes(b"no whole line")
+    growth.look()
+    for name, by_now in (("a.log", "a.log.1"), ("b.log", "notes")):
+        (logs / "clicks" / name).rename(logs / "clicks" / by_now)
+        (logs / "clicks" / by_now).write_bytes(b"one\n")
+    assert growth.look()
+    assert [(row["name"], row["end"]) for row in rows(logs)] == [(str(logs / "clicks/a.log"), 4)]
+
+
+def test_a_log_that_was_replaced_by_a_copy_that_goes_on_is_read_on(logs):
+    growth = new(logs, Clock())
+    (logs / "clicks/a").write_bytes(b"one\n")
+    growth.look()
+    (logs / "clicks/.a.tmp").write_bytes(b"one\ntwo\n")
+    (logs / "clicks/.a.tmp").replace(logs / "clicks/a")
+    assert growth.look()
+    assert read(logs) == {str(logs / "clicks/a"): b"one\ntwo\n"}
+
+
+def test_a_log_that_begins_as_the_one_whose_name_it_took_is_another(logs):
+    growth = new(logs, Clock())
+    (logs / "clicks/a").write_bytes(b"head\n")
+    growth.look()
+    (logs / "clicks/a").rename(logs / "clicks/a.1")
+    (logs / "clicks/a").write_bytes(b"head\ntwo\n")
+    assert growth.look()
+    assert [(row["number"], row["start"], row["end"]) for row in rows(logs)] == [(0, 0, 5), (1, 0, 9)]
+
+
+def test_a_log_that_was_cut_and_has_grown_again_is_told(logs):
+    growth = new(logs, Clock())
+    (logs / "clicks/a").write_bytes(b"one\n")
+    growth.look()
+    (logs / "clicks/a").write_bytes(b"it was cut, and is longer now\n")
+    with pytest.raises(UsageError, match="was cut, or is another log"):
+        growth.look()
+
+
+def test_what_was_given_out_is_read_wherever_it_is_by_then_and_else_the_mend_is_told(logs):
+    log = logs / "clicks/a"
+    log.write_bytes(b"one\n")
+    new(logs, Clock()).look()
+    log.rename(logs / "clicks/a.1")
+    log.write_bytes(b"another\n")
+    assert lines(logs) == b"one\n"
+    (logs / "clicks/a.1").unlink()
+    with pytest.raises(StorageError, match=r"put it back into .*/clicks as it was, under any name"):
+        lines(logs)
+    (logs / "clicks/back").write_bytes(b"one\n")
+    assert lines(logs) == b"one\n"
 
 
 def test_what_was_looked_at_and_can_not_be_read_is_told(logs):
