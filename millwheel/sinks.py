@@ -7,6 +7,7 @@ from the store what it lacks.
 """
 
 import contextlib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -153,7 +154,7 @@ def begin(sink: LogSink, name: str, lane: int) -> bytes:
     another run has written, or this one before it was given another.
     """
     stem = f"{name}-{lane}"
-    if any(Path(sink.directory).glob(f"{stem}-*.jsonl")):
+    if files_of(Path(sink.directory), name, str(lane)):
         raise UsageError(
             f"{sink.directory}: has {stem}-*.jsonl of another run, or of this one before it had "
             "another directory; move them away, or name another directory"
@@ -166,6 +167,12 @@ def is_elsewhere(place: bytes, sink: LogSink, name: str, lane: int) -> bool:
     former = Path(_place(place)[2])
     differs = former.resolve() != Path(sink.directory).resolve() and str(former) != str(Path(sink.directory))
     return differs and any(former.glob(f"{name}-{lane}-*.jsonl"))
+
+
+def files_of(directory: Path, sink: str, lane: str = r"\d+") -> list[Path]:
+    """The files of a sink there, of a lane or all; none of a sink whose name only begins like its."""
+    named = re.compile(rf"{re.escape(sink)}-{lane}-\d+\.jsonl")
+    return sorted(path for path in directory.glob("*.jsonl") if named.fullmatch(path.name))
 
 
 def complete_files(manifest: Path) -> list[Complete]:

@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from millwheel import history
 from millwheel.errors import TopologyError
+from millwheel.sinks import files_of
 from millwheel.topology import Topology
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
@@ -26,7 +27,7 @@ from photon.logs.files import Chunk, find
 from spark.history.run import Recomputed
 from spark.history.tasks import ALL, READING, Span, sink_rows
 from spark.reading.events import parsed_logs
-from spark.reading.lines import LogFile, LogSet, Parse
+from spark.reading.lines import LogFile, LogSet, Parse, local_file
 from spark.session import map_in_arrow, spark_failures
 
 EXAMPLES: Final = 3
@@ -123,12 +124,16 @@ def _of_blobs(sink: str, batches: Iterable[Any]) -> Iterator[Any]:
 def _written(
     session: SparkSession, topology: Topology, sink: str, histories: Sequence[Path], kept: Span
 ) -> DataFrame:
-    own = Path(topology.sinks[sink].directory) / f"{sink}-*.jsonl"
-    others = [path / history.SINKS / sink / f"{sink}-*.jsonl" for path in histories]
-    seen = find([str(pattern.absolute()) for pattern in (own, *others)])
-    files = [LogFile(file.path, file.size) for file in seen]
     settings = Settings(logs=replace(READING, line_bytes_max=_LINE_BYTES_MAX))
-    return parsed_logs(session, files, LogSet([], settings, partial(_parsing, sink, kept), False), _ROW)
+    logs = LogSet([], settings, partial(_parsing, sink, kept), False)
+    return parsed_logs(session, written_files(topology, sink, histories), logs, _ROW)
+
+
+def written_files(topology: Topology, sink: str, histories: Sequence[Path]) -> list[LogFile]:
+    """Those that a run wrote, and those of the histories. StorageError."""
+    own = files_of(Path(topology.sinks[sink].directory).absolute(), sink)
+    others = find([str((path / history.SINKS / sink / f"{sink}-*.jsonl").absolute()) for path in histories])
+    return [local_file(name) for name in (*map(str, own), *(seen.path for seen in others))]
 
 
 def _parsing(sink: str, kept: Span) -> Parse:

@@ -138,3 +138,11 @@ def test_files_of_another_run_are_not_touched(tmp_path):
     with pytest.raises(UsageError, match="another run"):
         Store(tmp_path)
     assert (tmp_path / "x-0-000000.jsonl").read_text() == "theirs\n"
+
+
+def test_a_sink_whose_name_begins_with_that_of_another_may_share_its_directory(tmp_path):
+    (tmp_path / "x-0-0-000000.jsonl").write_text("of the sink x-0\n")
+    store = Store(tmp_path)
+    store.append(b"line\n")
+    assert store.sync() is None
+    assert (tmp_path / "x-0-0-000000.jsonl").read_text() == "of the sink x-0\n"

@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
-from millwheel import Logs, TopologyError
+from millwheel import Logs, LogSink, TopologyError
 from millwheel.computation import BEFORE
 from millwheel.history import NAME as LEFT
 from millwheel.history import low_of
@@ -235,6 +236,20 @@ def test_a_log_is_read_under_the_name_that_it_has_by_then(tmp_path):
     second.unlink()
     with pytest.raises(StorageError, match="it was replaced, or packed, meanwhile"):
         list(chunks_of(Range(log, 0, 8), Settings().logs, False))
+
+
+def test_lines_of_a_sink_are_not_those_of_one_whose_name_begins_like_its(here):
+    from spark.history.compare import written_files
+
+    history = "old/sinks/windows/windows-history-000000.jsonl"
+    names = ("out/windows-0-000000.jsonl", "out/windows-1-000000.jsonl", history)
+    others = ("out/windows-late-0-000000.jsonl", "out/windows-0-0-000000.jsonl")
+    for name in (*names, *others):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("{}\n")
+    topology = replace(COUNTS, sinks={"windows": LogSink("out")})
+    found = written_files(topology, "windows", [here / "old"])
+    assert [log.name for log in found] == [str(here / name) for name in names]
 
 
 def test_what_can_be_no_history_is_refused_before_spark_starts(here, photon, requirements):
