@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -98,14 +98,14 @@ def check_live(topology: Topology) -> None:
 def live(
     name: str,
     work: Path,
-    session: SparkSession,
+    open_session: Callable[[], AbstractContextManager[SparkSession]],
     every_s: float,
     told_batch: Told = lambda _: None,
     going: Callable[[], bool] = lambda: True,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Run MODULE:TOPOLOGY over what its logs gain, a batch every `every_s` seconds at most, while `going`.
-    Killed anywhere, the same call goes on.
+    Killed anywhere, the same call goes on. What can't be is refused before Spark is started.
 
     UsageError, TopologyError for what can't be; LockedError; SparkFailedError, StorageError: run it again.
     """
@@ -113,7 +113,12 @@ def live(
     check_live(topology)
     home = work / "spark"
     with DirectoryLock(work), ExitStack() as opened:
-        state = _begun(home, topology, work, session)
+        patterns = [list(map(os.path.abspath, one.patterns)) for one in topology.injectors.values()]
+        left, places = _left(home, topology, patterns), {}
+        if left is None:
+            places = {sink: begin(made, sink, 0) for sink, made in _sinks(topology, work).items()}
+        session = opened.enter_context(open_session())
+        state = left or _begun(home, topology, patterns, places, session.sparkContext.defaultParallelism)
         plan = Plan(topology, state.numbers)
         listed = {side: Listed() for side, one in enumerate(topology.injectors.values()) if one.listed}
         growth = Growth(
@@ -143,33 +148,35 @@ def live(
             raise batches.failure or error from error
 
 
-def _begun(home: Path, topology: Topology, work: Path, session: SparkSession) -> Live:
-    """What an earlier run has left, or a new one's beginning. UsageError, CorruptStateError, StorageError."""
-    path = home / "live.json"
-    numbers = numbered(topology, {})
-    patterns = [list(map(os.path.abspath, one.patterns)) for one in topology.injectors.values()]
-    state = read_json(path, Live)
+def _begun(
+    home: Path, topology: Topology, patterns: list[list[str]], places: dict[str, bytes], tasks: int
+) -> Live:
+    """StorageError."""
+    state = Live(
+        numbers=numbered(topology, {}),
+        parts=_PARTS_A_TASK * tasks,
+        tasks=tasks,
+        spark=pyspark.__version__,
+        patterns=patterns,
+        places=places,
+    )
+    with storage_errors(home):
+        shutil.rmtree(home, ignore_errors=True)
+        make_directory(home / "staged")
+        _save(home, state)
+    return state
+
+
+def _left(home: Path, topology: Topology, patterns: list[list[str]]) -> Live | None:
+    """What an earlier run has left. UsageError, CorruptStateError, StorageError."""
+    state = read_json(home / "live.json", Live)
     if state is None:
-        with storage_errors(path):
-            tasks = session.sparkContext.defaultParallelism
-            sinks = _sinks(topology, work)
-            places = {name: begin(sink, name, 0) for name, sink in sinks.items()}
-            shutil.rmtree(home, ignore_errors=True)
-            make_directory(home / "staged")
-            state = Live(
-                numbers=numbers,
-                parts=_PARTS_A_TASK * tasks,
-                tasks=tasks,
-                spark=pyspark.__version__,
-                patterns=patterns,
-                places=places,
-            )
-            _save(home, state)
+        return None
     for there in (home / "checkpoints" / "metadata", home / "looked.json"):
         if state.batch >= 0 and not there.exists():
             raise CorruptStateError(f"{there} is gone, and what {home} has is nothing without it: restore it")
     for what, then, now in (
-        ("its computations, inputs and sinks", state.numbers, numbers),
+        ("its computations, inputs and sinks", state.numbers, numbered(topology, {})),
         ("PySpark's version", state.spark, pyspark.__version__),
         ("its logs", state.patterns, patterns),
     ):

@@ -182,6 +182,22 @@ def test_without_its_checkpoints_nothing_goes_on(tmp_path, monkeypatch):
         live(f"{NAME}COUNTS", Path("work"), None, 1.0)
 
 
+def test_what_can_not_be_is_refused_before_spark_starts(tmp_path, monkeypatch, requirements, photon):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spark.session.open_session", lambda _: pytest.fail("Spark was started"))
+    there = Path("out/windows/windows-0-000000.jsonl")
+    there.parent.mkdir(parents=True)
+    there.write_text("of another run\n")
+    for name, hint in (
+        ("NONE", "can't be loaded"),
+        ("DECLARED", "asks or changes something outside"),
+        ("COUNTS", "of another run; move them away"),
+    ):
+        status, said, errors = photon("millwheel", "spark", NAME + name, "--work", "work")
+        assert (status, said, errors.count("\n")) == (2, "", 1), errors
+        assert hint in errors
+
+
 def test_what_spark_can_not_run_is_refused_with_the_reason(tmp_path):
     for injector, why in (
         (Push("127.0.0.1:7100", "ts"), "it is pushed to"),
