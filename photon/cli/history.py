@@ -83,6 +83,12 @@ def _print(summary: dict[str, Any], out: Path) -> None:
     click.echo(f"{'done':<20} {summary['seconds']:g} s: {out}/sinks")
 
 
+def _period(ctx: click.Context, param: click.Parameter, value: str) -> float | None:
+    if (seconds := duration(ctx, param, value)) == 0:
+        raise click.BadParameter(f"{value!r} is no time at all; write 1s or 500ms")
+    return seconds
+
+
 @click.command("spark")
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 @path_option("--work", required=True, help="Directory for its state, which all executors see.")
@@ -92,7 +98,7 @@ def _print(summary: dict[str, Any], out: Path) -> None:
     metavar="DURATION",
     default="1s",
     show_default=True,
-    callback=duration,
+    callback=_period,
     help="So often a batch begins, or when the one before it is done.",
 )
 @json_flag("Print the summary of each batch as JSON, a line.")

@@ -196,6 +196,9 @@ def test_what_can_not_be_is_refused_before_spark_starts(tmp_path, monkeypatch, r
         status, said, errors = photon("millwheel", "spark", NAME + name, "--work", "work")
         assert (status, said, errors.count("\n")) == (2, "", 1), errors
         assert hint in errors
+    for every in ("0s", "0", "-1s"):
+        status, _, errors = photon("millwheel", "spark", NAME + "COUNTS", "--work", "new", "--every", every)
+        assert (status, "'--every'" in errors) == (2, True), errors
 
 
 def test_what_spark_can_not_run_is_refused_with_the_reason(tmp_path):
