@@ -1,12 +1,15 @@
 """What the jobs that follow logs share: Spark's settings for them, and what it calls with each batch."""
 
 import logging
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
+from photon.core.errors import UsageError
 from spark.session import SparkFailedError, spark_failures
 
 SESSION_CONF: Final = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
@@ -39,6 +42,15 @@ class Batches:
     def take_made(self, rows: DataFrame, number: int) -> None:
         """Rows that are made once. They have to be made: what waits is in Spark's state then."""
         raise NotImplementedError
+
+
+def check_home(home: Path, begun: str) -> None:
+    """UsageError for a directory that was moved: Spark's checkpoints name the files that they read."""
+    if (now := os.path.abspath(home)) != begun:
+        raise UsageError(
+            f"{now} was begun as {begun}, and Spark's checkpoints name files by that; move it back, and run "
+            "the command that it was begun with"
+        )
 
 
 def prepare_session(session: SparkSession, tasks: int) -> None:

@@ -12,6 +12,7 @@ What waits, on either side, is in Spark's state. Its clock is when lines were gi
 primaries are kept for `registry.retention_days`, a foreign event waits `joiner.unjoinable_age_s`.
 """
 
+import os
 import secrets
 import threading
 import time
@@ -55,7 +56,7 @@ from spark.backfill.run import (
 from spark.reading.lines import Range, batch_of, chunks_of
 from spark.reading.paths import is_uri
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
-from spark.streaming import Batches, prepare_session, works
+from spark.streaming import Batches, check_home, prepare_session, works
 
 ROWS_A_BUCKET: Final = 200_000
 SAME_PRIMARY_WITHIN: Final = "10 minutes"
@@ -68,9 +69,10 @@ Told = Callable[[int, dict[str, Any]], None]
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept between runs. `batch`: Spark's number of the last one that had rows, `job` what became of
-    it; `next_us`, `next_number`: of the tokens and files of the next one."""
+    """What is kept between runs. `home`: where it was begun; `batch`: Spark's number of the last one that had
+    rows, `job` what became of it; `next_us`, `next_number`: of the tokens and files of the next one."""
 
+    home: str
     registry: str
     reading: str
     spark: str
@@ -173,6 +175,7 @@ def _begun(order: Order, registry: str) -> Followed:
         "patterns": (absolute(order.primary), absolute(order.foreign)),
     }
     if state is not None:
+        check_home(home_of(place), state.home)
         _check(state, place, registry, now)
         if state.batch >= 0 and not (_checkpoints(place) / "metadata").exists():
             raise CorruptStateError(
@@ -187,7 +190,8 @@ def _begun(order: Order, registry: str) -> Followed:
     if uris := [pattern for pattern in (*order.primary, *order.foreign) if is_uri(pattern)]:
         raise UsageError(f"{uris[0]}: --follow reads logs on a disk that all executors see")
     next_us = SystemClock().now_us()
-    state = Followed(registry=registry, next_us=next_us, next_number=next_number(place), **now)
+    home, number = os.path.abspath(home_of(place)), next_number(place)
+    state = Followed(home=home, registry=registry, next_us=next_us, next_number=number, **now)
     save_followed(place, state)
     return state
 

@@ -46,7 +46,7 @@ from spark.history.tasks import ALL, READING, ROW, TOLD, Work, parsing, sink_row
 from spark.reading.lines import Range, chunks_of
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
 from spark.streaming import SESSION_CONF as STREAMING_CONF
-from spark.streaming import Batches, prepare_session, stop, works
+from spark.streaming import Batches, check_home, prepare_session, stop, works
 
 SESSION_CONF: Final = {
     **STREAMING_CONF,
@@ -64,9 +64,10 @@ Told = Callable[[dict[str, Any]], None]
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept between runs. `batch`: Spark's number of the last one whose lines are staged; `places`: of
-    the sinks' files; `staged`: not all lines are in them yet."""
+    """What is kept between runs. `home`: where it was begun; `batch`: Spark's number of the last one whose
+    lines are staged; `places`: of the sinks' files; `staged`: not all lines are in them yet."""
 
+    home: str
     numbers: dict[str, int]
     parts: int
     tasks: int
@@ -153,6 +154,7 @@ def _begun(
 ) -> Live:
     """StorageError."""
     state = Live(
+        home=os.path.abspath(home),
         numbers=numbered(topology, {}),
         parts=_PARTS_A_TASK * tasks,
         tasks=tasks,
@@ -172,6 +174,7 @@ def _left(home: Path, topology: Topology, patterns: list[list[str]]) -> Live | N
     state = read_json(home / "live.json", Live)
     if state is None:
         return None
+    check_home(home, state.home)
     for there in (home / "checkpoints" / "metadata", home / "looked.json"):
         if state.batch >= 0 and not there.exists():
             raise CorruptStateError(f"{there} is gone, and what {home} has is nothing without it: restore it")

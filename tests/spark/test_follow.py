@@ -191,6 +191,8 @@ def test_an_order_that_is_not_the_one_it_was_begun_with_is_refused(refused):
     refused(UsageError, "--format is not what", foreign=("logs/c", "logs/more"), output_format="parquet")
     save_followed(refused.place, msgspec.structs.replace(state, registry="another"))
     refused(UsageError, "registers with the registry another")
+    save_followed(refused.place, msgspec.structs.replace(state, home="/elsewhere"))
+    refused(UsageError, "was begun as /elsewhere, .* move it back")
     save_followed(refused.place, msgspec.structs.replace(state, batch=7))
     refused(CorruptStateError, "checkpoints are gone")
 

@@ -176,10 +176,13 @@ def test_without_its_checkpoints_nothing_goes_on(tmp_path, monkeypatch):
     (tmp_path / "work/spark").mkdir(parents=True)
     patterns = [[str(tmp_path / "logs/*.jsonl*")]]
     begun = {"numbers": numbered(COUNTS, {}), "parts": 4, "tasks": 2, "places": {}, "batch": 3}
-    state = Live(spark=pyspark.__version__, patterns=patterns, **begun)
+    state = Live(home=str(tmp_path / "work/spark"), spark=pyspark.__version__, patterns=patterns, **begun)
     (tmp_path / "work/spark/live.json").write_bytes(msgspec.json.encode(state))
     with pytest.raises(CorruptStateError, match="metadata is gone"):
         live(f"{NAME}COUNTS", Path("work"), None, 1.0)
+    Path("work").rename("moved")
+    with pytest.raises(UsageError, match=r"moved/spark was begun as .*/work/spark, .* move it back"):
+        live(f"{NAME}COUNTS", Path("moved"), None, 1.0)
 
 
 def test_what_can_not_be_is_refused_before_spark_starts(tmp_path, monkeypatch, requirements, photon):
