@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
+from photon.core.disk import storage_errors
 from photon.core.errors import UsageError
 from spark.session import SparkFailedError, spark_failures
 
@@ -51,6 +53,14 @@ def check_home(home: Path, begun: str) -> None:
             f"{now} was begun as {begun}, and Spark's checkpoints name files by that; move it back, and run "
             "the command that it was begun with"
         )
+
+
+def clear_unbegun(checkpoints: Path) -> None:
+    """Remove what a query left that was killed before it had noted what its first batch has: Spark refuses to
+    begin over it (Spark 4.3). Nothing was read yet. StorageError."""
+    if not any(path.name.isdigit() for path in (checkpoints / "offsets").glob("*")):
+        with storage_errors(checkpoints), suppress(FileNotFoundError):
+            shutil.rmtree(checkpoints)
 
 
 def prepare_session(session: SparkSession, tasks: int) -> None:

@@ -56,7 +56,7 @@ from spark.backfill.run import (
 from spark.reading.lines import Range, batch_of, chunks_of
 from spark.reading.paths import is_uri
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
-from spark.streaming import Batches, check_home, prepare_session, works
+from spark.streaming import Batches, check_home, clear_unbegun, prepare_session, works
 
 ROWS_A_BUCKET: Final = 200_000
 SAME_PRIMARY_WITHIN: Final = "10 minutes"
@@ -183,6 +183,8 @@ def _begun(order: Order, registry: str) -> Followed:
                 f"{_checkpoints(place)}: Spark's checkpoints are gone, and what waited in them; put them "
                 "back, or begin under another --datacenter, which reads all logs again"
             )
+        if state.batch < 0:
+            clear_unbegun(_checkpoints(place))
         state = msgspec.structs.replace(state, **now)
         save_followed(place, state)
         return state

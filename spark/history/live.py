@@ -46,7 +46,7 @@ from spark.history.tasks import ALL, READING, ROW, TOLD, Work, parsing, sink_row
 from spark.reading.lines import Range, chunks_of
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
 from spark.streaming import SESSION_CONF as STREAMING_CONF
-from spark.streaming import Batches, check_home, prepare_session, stop, works
+from spark.streaming import Batches, check_home, clear_unbegun, prepare_session, stop, works
 
 SESSION_CONF: Final = {
     **STREAMING_CONF,
@@ -175,6 +175,8 @@ def _left(home: Path, topology: Topology, patterns: list[list[str]]) -> Live | N
     if state is None:
         return None
     check_home(home, state.home)
+    if state.batch < 0:
+        clear_unbegun(home / "checkpoints")
     for there in (home / "checkpoints" / "metadata", home / "looked.json"):
         if state.batch >= 0 and not there.exists():
             raise CorruptStateError(f"{there} is gone, and what {home} has is nothing without it: restore it")

@@ -27,6 +27,7 @@ pytest.importorskip("pyspark")
 import pyspark
 
 from spark.history.live import Live, check_live, live
+from spark.streaming import clear_unbegun
 
 WAIT_S = 180.0
 COMMAND = """\
@@ -183,6 +184,20 @@ def test_without_its_checkpoints_nothing_goes_on(tmp_path, monkeypatch):
     Path("work").rename("moved")
     with pytest.raises(UsageError, match=r"moved/spark was begun as .*/work/spark, .* move it back"):
         live(f"{NAME}COUNTS", Path("moved"), None, 1.0)
+
+
+def test_a_query_that_was_killed_before_its_first_batch_was_noted_begins_anew(tmp_path):
+    left = tmp_path / "checkpoints/offsets/.0.9a04382b.tmp"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    (tmp_path / "checkpoints/metadata").touch()
+    clear_unbegun(tmp_path / "checkpoints")
+    assert not (tmp_path / "checkpoints").exists()
+    clear_unbegun(tmp_path / "checkpoints")
+    left.parent.mkdir(parents=True)
+    left.with_name("0").touch()
+    clear_unbegun(tmp_path / "checkpoints")
+    assert left.with_name("0").exists()
 
 
 def test_what_can_not_be_is_refused_before_spark_starts(tmp_path, monkeypatch, requirements, photon):
