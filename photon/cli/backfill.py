@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,10 +131,11 @@ def _follow(
         line = f"batch {number}: {shown or 'no foreign event'} in {summary['seconds']:.1f} s"
         click.echo(json.dumps({"batch": number, **summary}) if as_json else line)
 
-    options = spark.with_defaults(SESSION_CONF)
-    with copying(imported, copies, order.settings, notice) as failed:
-        started = partial(open_session, options)
-        follow(order, started, LOOK_S, told, notice, _checkpoint, lambda: not failed)
+    with (
+        copying(imported, copies, order.settings, notice) as failed,
+        open_session(spark.with_defaults(SESSION_CONF)) as session,
+    ):
+        follow(order, session, LOOK_S, told, notice, _checkpoint, lambda: not failed)
     if failed:
         raise failed[0]
     return 0

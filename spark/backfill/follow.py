@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -90,7 +90,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 
 def follow(
     order: Order,
-    open_session: Callable[[], AbstractContextManager[SparkSession]],
+    session: SparkSession,
     every_s: float,
     told: Told = lambda *_: None,
     notice: Callable[[str], None] = lambda _: None,
@@ -98,7 +98,7 @@ def follow(
     going: Callable[[], bool] = lambda: True,
 ) -> None:
     """Join what the logs gain, a look every `every_s` seconds, while `going`. Killed anywhere, the same call
-    goes on. An order that can't be is refused before Spark is started.
+    goes on.
 
     UsageError for an order that is not the one it was begun with, or logs that were cut; FencedError where
     only `--abandon` helps; LockedError; SparkFailedError, UnavailableError, StorageError: run it again.
@@ -109,7 +109,6 @@ def follow(
         client = opened.enter_context(order.registry.client(CLIENT_TIMEOUT_S, clock))
         state = _begun(order, client.identity())
         prepare(order.place)
-        session = opened.enter_context(open_session())
         life = state.unfinished or _job(state, secrets.randbits(64), 0, ())
         keeper = opened.enter_context(leased(life, order, client, clock, notice))
         growth = Growth(home_of(order.place), state.patterns, clock)
