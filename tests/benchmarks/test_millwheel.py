@@ -97,6 +97,7 @@ def test_a_run_is_measured_and_its_output_is_true(tmp_path, topology, kills):
     check_counts(logs, logs.counts())
 
 
+@pytest.mark.long
 def test_a_small_cache_counts_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(millwheel, "CACHES", (10, 1_000))
     rows = millwheel.cache(Plan(tmp_path, lines=3_000, runs=1), lambda _: None)

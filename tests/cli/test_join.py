@@ -161,6 +161,7 @@ def test_a_file_that_shrinks_is_read_again_and_said_so_and_nothing_is_doubled(tm
     assert max(joined_pairs(out).values()) == 1
 
 
+@pytest.mark.long
 def test_what_a_backfill_wrote_into_the_same_output_is_not_counted_as_the_runs(tmp_path):
     write_lines(tmp_path / "queries" / "q.jsonl", [{"id": "q1"}])
     clicks = [{"id": f"c{n}", "primary_id": "q1", "ts_us": T0} for n in range(20)]
@@ -184,6 +185,7 @@ def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line
     assert "was begun with 2 dispatcher workers, not 1; set 'dispatcher.workers'" in line
 
 
+@pytest.mark.long
 def test_a_start_that_is_refused_changes_nothing(tmp_path, refused):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "a.jsonl", [{"id": "q", "ts_us": T0}])

@@ -36,7 +36,7 @@ def all_but(disk, free_bytes):
     return filler
 
 
-@pytest.mark.parametrize("what", ["output", "state"])
+@pytest.mark.parametrize("what", ["output", pytest.param("state", marks=pytest.mark.long)])
 def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_space(tmp_path, small_disk, what):
     logs = tmp_path / "logs"
     assert (

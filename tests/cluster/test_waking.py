@@ -28,7 +28,13 @@ def append(path: Path, low: int, high: int, kind: str) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls, several processes"])
+@pytest.mark.parametrize(
+    "tls",
+    [
+        pytest.param(False, id="plain"),
+        pytest.param(True, id="tls, several processes", marks=pytest.mark.long),
+    ],
+)
 def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(
     tmp_path: Path, command: Any, tls: bool
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_bad_row_is_complained_of_by_its_file_and_row(tmp_path, command):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_what_was_imported_is_verified_by_the_names_it_was_joined_by(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -47,6 +47,7 @@ def test_bad_usage_is_told_in_a_line(tmp_path, arguments, said):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_an_outage_that_ends_when_the_run_does_neither_loses_nor_doubles_an_event(tmp_path):
     out = tmp_path / "out"
     rates = ("--queries-per-s", 300, "--clicks-per-s", 100)

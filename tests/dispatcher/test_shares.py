@@ -327,7 +327,8 @@ def missed(machines, name):
     machines.registry.unheard.clear()
 
 
-@pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.long
 def test_one_that_stood_still_keeps_the_events_that_wait_though_their_log_is_gone(machines, site, restarts):
     there = late_primaries(site)
     machines.start("a")
@@ -354,6 +355,7 @@ def test_one_that_stood_still_keeps_the_events_that_wait_though_their_log_is_gon
     assert max(site.joiner.joined.values()) == 1
 
 
+@pytest.mark.long
 def test_a_write_whose_answer_was_lost_is_known_as_its_own(machines, site, monkeypatch):
     there = late_primaries(site)
     machines.start("a")
@@ -389,6 +391,7 @@ def test_a_write_whose_answer_was_lost_is_known_as_its_own(machines, site, monke
     wait_until(lambda: machines.counted() == {"events": 200, "pending": 0, "joined": 200})
 
 
+@pytest.mark.long
 def test_events_that_wait_of_a_log_that_is_gone_are_not_taken_for_those_of_the_next_one(machines, site):
     there = late_primaries(site)
     machines.start("a")

@@ -55,7 +55,7 @@ _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
     "Replace": {"old": "nobody"},
     "Set": {"retire": "nobody"},
     "Beat": {"group": "fuzzed", "name": "m", "life": 1, "address": "127.0.0.1:9", "shares": 2},
-    "Drain": {"group": "fuzzed", "name": "m"},
+    "Drain": {"group": "fuzzed", "name": "m", "life": 1},
     "Write": {"group": "fuzzed", "share": 0, "sequencer": 1, "keys": [b"k"], "values": [b"v"]},
     "Put": {"ids": _IDS, "events": b"{}\n" * 3},
     "Follow": {"address": "127.0.0.1:9", "life": 1, "after": 1},

@@ -80,6 +80,7 @@ def watched() -> Iterator[Watched]:
         other.server.stop(0.0)
 
 
+@pytest.mark.long
 def test_the_time_is_what_a_majority_has_reached_and_unknown_until_then(watched: Watched) -> None:
     for name in ("r1", "r2"):
         watched.others[name].open.set()

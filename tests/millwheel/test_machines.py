@@ -647,6 +647,7 @@ def test_the_state_is_in_several_servers_one_of_which_is_gone_for_a_while(server
         several.finish("two")
 
 
+@pytest.mark.long
 def test_what_can_not_be_on_several_machines_is_refused(uri, system, tmp_path):
     where = ("--work", "one", "--machine", "127.0.0.1:7400")
     assert "name it by --store" in system.refused("run", HELD, *where)

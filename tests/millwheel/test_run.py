@@ -111,6 +111,7 @@ def test_live_logs_are_followed_and_a_stopped_run_goes_on(system):
     assert system.dead_letters() == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_stands_still_is_replaced(system):
     now = time.time_ns() // 1_000
     system.write("a.jsonl", [{"user": "ann", "ts": now - 60 * SECOND, "what": "click"}])
@@ -133,6 +134,7 @@ def test_poison_and_nonsense_are_dead_letters_and_the_status_says_so(system):
     assert system.dead_letters() == 2
 
 
+@pytest.mark.long
 def test_new_code_is_deployed_while_records_flow(system):
     shutil.copy(ROOT / "tests/millwheel/topologies.py", system.directory / "mine.py")
     now = time.time_ns() // 1_000
@@ -169,6 +171,7 @@ TOPOLOGY = Topology(
 """
 
 
+@pytest.mark.long
 def test_after_a_stop_no_line_comes_again_in_another_directory_of_the_sink(system):
     (system.directory / "mine.py").write_text(ELSEWHERE)
     for into in ("first", "second", "third"):
@@ -200,6 +203,7 @@ TOPOLOGY = replace(TOPOLOGY, computations={**TOPOLOGY.computations, "more": read
 """
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_behind_its_end_works_off_what_came_since(system):
     """Though its low watermarks stand at the end from the first moment on."""
     for round_ in range(1, 4):
@@ -347,6 +351,7 @@ def test_new_code_that_does_not_read_the_state_is_not_deployed(system):
     system.stop()
 
 
+@pytest.mark.long
 def test_a_state_that_new_code_does_not_read_is_refused_before_anything_is_used_up(system):
     module = system.directory / "mine.py"
     code = (ROOT / "tests/millwheel/topologies.py").read_text()

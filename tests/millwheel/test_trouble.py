@@ -26,6 +26,7 @@ def anonymous_mib(pid):
     return 0
 
 
+@pytest.mark.long
 def test_a_key_with_half_of_all_records_is_counted_and_memory_stays_bounded(system):
     """Whole lines, 80 MiB: those of the one key go to one worker, from both."""
     lines = clicks(random.Random(11), 80_000, users=500, seconds=40)

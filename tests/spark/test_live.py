@@ -209,7 +209,7 @@ def test_what_can_not_be_is_refused_before_spark_starts(tmp_path, monkeypatch, r
     for name, hint in (
         ("NONE", "can't be loaded"),
         ("DECLARED", "asks or changes something outside"),
-        ("COUNTS", "of another run; move them away"),
+        ("COUNTS", "move them away, or name another directory"),
     ):
         status, said, errors = photon("millwheel", "spark", NAME + name, "--work", "work")
         assert (status, said, errors.count("\n")) == (2, "", 1), errors
