@@ -89,8 +89,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self.node = store.hard_state.node
         self._nodes: dict[str, Node] = {}
         self.members = Members()
-        # There may well be a leader: it is heard out for two heartbeats before anybody is voted for.
-        self.heard_leader_at = now() - timing.election_s_min + 2 * timing.heartbeat_s
+        # There may well be a leader, which speaks as soon as there is a connection: it is heard out first.
+        self.heard_leader_at = now() - timing.election_s_min + timing.heartbeat_s / 2
         self._link = _Link(rules)
         super().__init__(
             Node(self.node),

@@ -164,9 +164,10 @@ class Replica:
         self._founding = Founding(group, node, named, context.has_met, now())
         if named is not None and core.term == 0:
             core.heard_leader_at = -math.inf  # nobody can have led yet whom this replica has heard
-        self._is_next = founders is not None and founders[0] == node
+        voters = () if store.members.newest is None else store.members.newest.voters
+        self._is_next = self._in_turn(voters) if founders is None else founders[0] == node
         self._opened_at = now()
-        self._hurry = Backoff(context.timing.heartbeat_s, context.timing.election_s_min)
+        self._hurry = Backoff(context.timing.heartbeat_s / 4, context.timing.election_s_min)
         self._hurried = 0
         self._membership = Membership(core, store, self._sender, context.timing)
         incoming = store.snapshots.incoming_temporary
@@ -353,8 +354,7 @@ class Replica:
         self._sender.forget(peer)
         self.core.peer_down(peer)
         if peer == self.core.leader:
-            others = [name for name in self.members.voters if name != peer]
-            self._is_next = bool(others) and others[self.group % len(others)] == self.node
+            self._is_next = self._in_turn([name for name in self.members.voters if name != peer])
             self._hurried = 0
             self.core.leader_gone(self._is_next)
 
@@ -396,9 +396,13 @@ class Replica:
                 self._hurried += 1
                 self.core.elect_now(self._hurry.delay_s(self._hurried))
 
+    def _in_turn(self, voters: Sequence[str]) -> bool:
+        """Each group has another one of them."""
+        return bool(voters) and voters[self.group % len(voters)] == self.node
+
     def _need_not_wait(self) -> bool:
-        """It is this replica's turn to lead, and it hears of no leader: since it was opened, as the first
-        founder, or since the leader went."""
+        """It is this replica's turn to lead, and it has heard of no leader since it was opened or the last
+        one went."""
         knows_none = self.core.heard_leader_at < self._opened_at
         return self._is_next and knows_none and not self._founding.waits()
 

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,10 @@ def test_the_first_founder_stands_as_soon_as_all_have_met_and_again_while_others
     for wait in range(3):
         lone.turn()
         assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"b", "c"}
-        clock.at += 0.99 * 2**wait * TIMING.heartbeat_s
+        clock.at += 0.99 * 2**wait * TIMING.heartbeat_s / 4
         lone.turn()
         assert not lone.wire.take("request_pre_vote"), "an answer may be on its way"
-        clock.at += 0.02 * 2**wait * TIMING.heartbeat_s
+        clock.at += 0.02 * 2**wait * TIMING.heartbeat_s / 4
     lone.hear_entries([1], term=1)
     lone.turn()
     lone.wire.take()
@@ -78,14 +79,16 @@ def test_the_first_founder_stands_as_soon_as_all_have_met_and_again_while_others
     assert not lone.wire.take("request_pre_vote"), "somebody leads"
 
 
-def test_the_first_founder_stands_at_once_again_when_all_were_stopped(
-    tmp_path: Path, clock: VirtualClock
+@pytest.mark.parametrize("founders", [("a", "b", "c"), None])
+def test_one_stands_at_once_again_when_all_were_stopped(
+    tmp_path: Path, clock: VirtualClock, founders: Sequence[str] | None
 ) -> None:
+    """The first founder; of a group that is opened without its founders, one of the voters."""
     lone = Lone(tmp_path)
     lone.hear_entries([1], term=3, peer="b")
     lone.turn()
     lone.crash()
-    lone = Lone(tmp_path, has_listened=False)
+    lone = Lone(tmp_path, founders=founders, has_listened=False)
     lone.turn()
     assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"b", "c"}
     lone.crash()

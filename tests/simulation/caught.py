@@ -107,7 +107,7 @@ CASES = [
     Case("s12_damaged_snapshot_is_an_empty_one", {"diverged", "forgotten"}, Plan(0, 5, profile=ROTTEN)),
     Case("s14_part_of_the_state_is_not_in_the_snapshot", {"forgotten"}, Plan(0, 3)),
     Case("l2_lost_proposals_are_not_told", {"unfinished"}, Plan(1, 3)),
-    Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(14, 3, profile=BRIEF)),
+    Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(60, 3, profile=BRIEF)),
     Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(20, 3, profile=FAR_BEHIND)),
     Case(
         "prepared_state_is_not_put",
@@ -120,7 +120,7 @@ CASES = [
     Case("disks_lie", {"forgotten"}, Plan(2, 3)),
     Case("a_release_needs_no_fence", {"wrong_releases"}, Plan(1, machine="registry")),
     Case("a_release_is_told_and_not_done", {"wrong_releases"}, Plan(1, machine="registry")),
-    Case("a_release_takes_the_id_from_whoever_holds_it", {"wrong_releases"}, Plan(110, machine="registry")),
+    Case("a_release_takes_the_id_from_whoever_holds_it", {"wrong_releases"}, Plan(0, machine="registry")),
     Case("r1_an_old_directory_is_believed", {"before_its_founding", "two_winners"}, DARK),
     Case("r2_a_snapshot_takes_the_whole_way", {"crowded"}, Whole(0)),
     Case("r4_holders_are_kept_in_one_chunk", {"unfinished"}, Whole(30, seconds=30.0, heal_seconds=15.0)),
