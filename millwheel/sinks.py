@@ -166,7 +166,7 @@ def is_elsewhere(place: bytes, sink: LogSink, name: str, lane: int) -> bool:
     """Whether the place is in another directory, which still has its files: new code names this one."""
     former = Path(_place(place)[2])
     differs = former.resolve() != Path(sink.directory).resolve() and str(former) != str(Path(sink.directory))
-    return differs and any(former.glob(f"{name}-{lane}-*.jsonl"))
+    return differs and bool(files_of(former, name, str(lane)))
 
 
 def files_of(directory: Path, sink: str, lane: str = r"\d+") -> list[Path]:

@@ -38,6 +38,7 @@ from photon.core.errors import UsageError
 from photon.core.status import Notices
 from photon.core.suspects import Suspects
 from photon.logs.shares import SLOTS
+from photon.logs.writer import LogPosition
 
 if TYPE_CHECKING:
     from millwheel.postgresql import PostgresqlStore
@@ -53,6 +54,10 @@ _SYNC_S: Final = 1.0
 _STATUS_S: Final = 0.5
 _CONNECT_S: Final = 0.05
 _CONNECT_S_MAX: Final = 5.0
+_Waiting = tuple[str, int, SinkFiles, list[int], LogPosition]
+"""Sink, lane, files, the numbers of their lines, and where they end."""
+_Synced = tuple[str, int, list[int], bytes]
+"""Sink, lane, those numbers, and the place that the store is to note."""
 BEAT_S: Final = 0.5
 
 
@@ -100,7 +105,7 @@ class Worker:
         """None until it may write to them."""
         self._thread = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
-        self._syncing: Future[list[tuple[str, int, list[int], bytes]]] | None = None
+        self._syncing: Future[list[_Synced]] | None = None
         self._places: list[tuple[str, int, bytes]] = []
         """Of sinks, in the next commit, and in the one under way."""
         self._places_committing: list[tuple[str, int, bytes]] = []
@@ -434,17 +439,18 @@ class Worker:
         if not end and now < self._next_sync:
             return
         self._next_sync = now + _SYNC_S
-        waiting = [
+        if waiting := self._waiting(end):
+            self._ending = end
+            self._syncing = self._thread.submit(_synced, waiting)
+            self._syncing.add_done_callback(self._wake)
+
+    def _waiting(self, end: bool = False) -> list[_Waiting]:
+        """What is to be synced."""
+        return [
             (*key, files, *files.begin_sync(end))
             for key, files in self._files().items()
             if files.waiting or end
         ]
-        if waiting:
-            self._ending = end
-            self._syncing = self._thread.submit(
-                lambda: [(sink, lane, numbers, files.sync(at)) for sink, lane, files, numbers, at in waiting]
-            )
-            self._syncing.add_done_callback(self._wake)
 
     def _note_sinks(self) -> None:
         """At its end: how far their files are, so that none of their lines comes again, wherever they have
@@ -454,11 +460,7 @@ class Worker:
             self._committing = None
             self._let_out()
         synced = [] if self._syncing is None else self._syncing.result()
-        for (sink, lane), files in self._files().items():
-            if files.waiting:
-                numbers, at = files.begin_sync()
-                synced.append((sink, lane, numbers, files.sync(at)))
-        for sink, lane, numbers, place in synced:
+        for sink, lane, numbers, place in [*synced, *_synced(self._waiting())]:
             self._wheel.stored(sink, lane, numbers, place)
         if changes := self._wheel.begin_commit():
             self._store.commit(changes)
@@ -575,3 +577,8 @@ def shared_store(uri: str, **given: Any) -> "PostgresqlStore":
     except ImportError as error:
         raise UsageError("--store needs psycopg: pip install 'photon-joiner[postgresql]'") from error
     return PostgresqlStore(uri, **given)
+
+
+def _synced(waiting: Sequence[_Waiting]) -> list[_Synced]:
+    """From any thread. StorageError."""
+    return [(sink, lane, numbers, files.sync(at)) for sink, lane, files, numbers, at in waiting]
