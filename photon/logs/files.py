@@ -71,6 +71,12 @@ def telling(path: str, size: int, identity: Identity | None = None) -> str:
     return blake2b(ends, digest_size=8).hexdigest()
 
 
+def names_by_inode(directory: str) -> dict[int, str]:
+    """Of the regular files in it. OSError."""
+    with os.scandir(directory) as entries:
+        return {entry.inode(): entry.path for entry in entries if entry.is_file(follow_symlinks=False)}
+
+
 def read_at(path: str, start: int, length: int, identity: Identity | None = None) -> bytes:
     """Up to `length` bytes from `start` on. OSError; ESTALE as read_chunk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -20,6 +20,7 @@ from photon.logs.files import (
     SeenFile,
     digest,
     goes_on,
+    names_by_inode,
     read_at,
     same_content,
     tail_of,
@@ -160,7 +161,9 @@ def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | Non
     """The name that the file has now: in its directory, or anywhere if it is held."""
     directory = os.path.dirname(file.state.path) or "."
     if directory not in listings:
-        listings[directory] = _inodes(directory)
+        listings[directory] = {}
+        with contextlib.suppress(OSError):
+            listings[directory] = names_by_inode(directory)
     path = listings[directory].get(file.state.inode, "")
     if not path and file.held >= 0:
         path = os.readlink(held_path(file.held))
@@ -171,14 +174,6 @@ def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | Non
         if goes_on(SeenFile(path, path, *file.identity, size), file.state_now, file.read):
             return path
     return None
-
-
-def _inodes(directory: str) -> dict[int, str]:
-    try:
-        with os.scandir(directory) as entries:
-            return {entry.inode(): entry.path for entry in entries if entry.is_file(follow_symlinks=False)}
-    except OSError:
-        return {}
 
 
 def is_linked(path: str) -> bool:

@@ -20,7 +20,7 @@ import msgspec
 from photon.core.clock import Clock
 from photon.core.disk import make_directory, read_json, storage_errors, write_file
 from photon.core.errors import UsageError
-from photon.logs.files import Identity, end_of_last_line, named_files, telling
+from photon.logs.files import Identity, end_of_last_line, named_files, names_by_inode, telling
 from photon.logs.packed import is_packed
 from spark.backfill.job import FILES_MAX, LogInput
 from spark.reading.paths import check_name
@@ -209,7 +209,7 @@ class Growth:
         a copy that replaced it. UsageError for one that was cut, OSError."""
         given, identity = self._looked.logs[number], _identity(status)
         if given.identity != identity:
-            old = _names_by_inode(os.path.dirname(name)).get(given.identity[1], name)
+            old = _names(os.path.dirname(name)).get(given.identity[1], name)
             return given.size > 0 and old == name and self._is(number, name, status)
         if not self._is(number, name, status):
             raise UsageError(
@@ -226,7 +226,7 @@ class Growth:
             if number not in seen:
                 directory = os.path.dirname(given.name)
                 if directory not in gone:
-                    gone[directory] = _names_by_inode(directory)
+                    gone[directory] = _names(directory)
                 name = gone[directory].get(given.identity[1], given.name)
                 # Nothing is known of one that was not given out: its inode may be any file's by now.
                 if name != given.name and (given.size or name.startswith(given.name)):
@@ -285,10 +285,10 @@ def _identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 
-def _names_by_inode(directory: str) -> dict[int, str]:
-    """StorageError."""
-    with storage_errors(Path(directory)), suppress(FileNotFoundError), os.scandir(directory) as entries:
-        return {entry.inode(): entry.path for entry in entries}
+def _names(directory: str) -> dict[int, str]:
+    """By inode. StorageError."""
+    with storage_errors(Path(directory)), suppress(FileNotFoundError):
+        return names_by_inode(directory)
     return {}
 
 
