@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,10 +97,7 @@ class Worker:
             pacing = Pacing(own.batches_in_flight_max, own.batch_events_max, settings.logs.chunk_bytes)
             self._gate = Gate(pacing, site.clock, site.rng, self._gate_stopping, site.notice)
             looked_up = site.registry if own.lookup_before_send else None
-
-            def recognise() -> None:
-                site.registry.recognise(place)
-
+            recognise = partial(site.registry.recognise, place)
             homes = Homes(site.datacenter, site.joiners, own.home_hedge_ms / 1000)
             self._sender = Sender(looked_up, site.joiner, self._gate, inbox.is_recovered, recognise, homes)
             self.driver = Driver(

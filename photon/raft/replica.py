@@ -164,12 +164,11 @@ class Replica:
         self._founding = Founding(group, node, named, context.has_met, now())
         if named is not None and core.term == 0:
             core.heard_leader_at = -math.inf  # nobody can have led yet whom this replica has heard
-        voters = () if store.members.newest is None else store.members.newest.voters
-        self._is_next = self._in_turn(voters) if founders is None else founders[0] == node
         self._opened_at = now()
         self._hurry = Backoff(context.timing.heartbeat_s / 4, context.timing.election_s_min)
         self._hurried = 0
         self._membership = Membership(core, store, self._sender, context.timing)
+        self._is_next = self._in_turn(self.members.voters) if founders is None else founders[0] == node
         incoming = store.snapshots.incoming_temporary
         self._installer = Installer(machine, incoming, self._shelf, jobs, self._say_of_file, context.limits)
         self._follower = Follower(
