@@ -263,6 +263,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         period = self._timing.heartbeat_s
         self._SyncObj__newAppendEntriesTime = (now() // period + 1) * period
 
+    def send_within(self, seconds: float) -> None:
+        """Leader only: the next heartbeat is due by then."""
+        self._SyncObj__newAppendEntriesTime = min(self._SyncObj__newAppendEntriesTime, now() + seconds)
+
     def deadline(self) -> float:
         """When `tick` must be called again, whatever happens."""
         if self.is_leader:

@@ -50,6 +50,8 @@ REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01
 UNAPPLIED_MAX = 128  # more than is under way at busy times; a replica that is behind has more
 # How soon to try again when a peer's way was full.
 RETRY_S = 0.005
+# So long may the word that entries are committed wait for entries to go with: followers answer nobody by it.
+TELL_COMMIT_S = 0.05
 
 
 Done = Callable[[Outcome], None]
@@ -429,12 +431,15 @@ class Replica:
         if not self.core.is_leader:
             return
         news = (self._journal.last_index, self.core.commit_index)
-        if self._heartbeat_due or news != self._sent:
+        if self._heartbeat_due or news[0] != self._sent[0]:
             self._sender.send_all(heartbeat=True)
             self._sent = news
             self._heartbeat_due = False
             self.core.append_entries_sent()
-        elif self._sender.behind:
+            return
+        if news != self._sent:
+            self.core.send_within(TELL_COMMIT_S)
+        if self._sender.behind:
             self._sender.send_all(heartbeat=False)
 
     def compact(self) -> None:

@@ -228,8 +228,10 @@ def test_an_acknowledgement_does_not_make_the_leader_send_again_what_is_under_wa
     lone.wire.take()
     lone.acknowledge("b", 3)
     lone.turn()
+    lone.propose(b"y")
+    lone.turn()
     sent = [message for peer, message in lone.wire.take("append_entries") if peer == "b"]
-    assert [message["entries"] for message in sent] == [[]]
+    assert [[index for _, index, _ in message["entries"]] for message in sent] == [[6]]
 
 
 def test_a_lost_connection_makes_the_leader_ask_anew(lone: Lone) -> None:

@@ -159,6 +159,8 @@ def test_a_removed_voter_counts_no_more_before_its_removal_is_committed(leader: 
     leader.wire.take()
     settle(leader, "c")
     assert outcomes == [Applied(3, None)]
+    leader.propose(b"x")
+    leader.turn()
     assert {peer for peer, _ in leader.wire.take()} == {"c"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from photon.core.errors import StorageError
 from photon.raft.port import Applied, Outcome, Refusal, Refused, Unknown
-from photon.raft.replica import Proposals
+from photon.raft.replica import TELL_COMMIT_S, Proposals
 from photon.raft.snapshot import StateMachineError
 from tests.raft.kit import SMALL, TIMING, Lone, Make, VirtualClock, command
 
@@ -92,6 +92,42 @@ def test_a_leader_without_a_majority_steps_down_and_tells_who_waits(lone: Lone, 
     assert not lone.replica.is_leader
 
 
+def test_that_entries_are_committed_is_told_with_the_next_ones(lone: Lone) -> None:
+    lone.lead()
+    lone.propose(b"x")
+    lone.turn()
+    lone.wire.take()
+    lone.acknowledge("b", 4)
+    lone.turn()
+    assert lone.wire.take("append_entries") == []
+    lone.propose(b"y")
+    lone.turn()
+    told = [
+        (message["commit_index"], len(message["entries"])) for _, message in lone.wire.take("append_entries")
+    ]
+    assert told == [(3, 1)] * 2
+
+
+def test_that_entries_are_committed_is_told_soon_where_no_others_follow(
+    lone: Lone, clock: VirtualClock
+) -> None:
+    lone.lead()
+    lone.propose(b"x")
+    lone.turn()
+    lone.wire.take()
+    began = clock.at
+    lone.acknowledge("b", 4)
+    lone.turn()
+    for _ in range(3):  # other things happen meanwhile
+        clock.at += TELL_COMMIT_S / 4
+        lone.turn()
+    assert lone.wire.take("append_entries") == []
+    clock.at = lone.replica.deadline()
+    assert clock.at == pytest.approx(began + TELL_COMMIT_S, abs=1e-3)
+    lone.turn()
+    assert [message["commit_index"] for _, message in lone.wire.take("append_entries")] == [3, 3]
+
+
 def test_stopping_tells_everybody_who_waits_and_refuses_the_rest(lone: Lone) -> None:
     lone.lead()
     waiting = lone.propose(b"x")
@@ -114,6 +150,7 @@ def test_a_state_machine_that_raises_stops_the_replica(alone: Lone) -> None:
         alone.replica.tick()
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_restart_gives_the_same_state_from_snapshot_and_journal(tmp_path: Path) -> None:
     lone = Lone(tmp_path, peers=())
     lone.turn()
@@ -132,6 +169,7 @@ def test_a_restart_gives_the_same_state_from_snapshot_and_journal(tmp_path: Path
     again.crash()
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_commit_index_is_never_believed_from_before_a_restart(tmp_path: Path) -> None:
     """S10: a replica that came back applies nothing before a leader has said again what is committed."""
     lone = Lone(tmp_path)
@@ -160,6 +198,7 @@ def test_a_follower_tells_what_stands_in_its_log_before_that_is_applied(lone: Lo
     assert lone.replica.unapplied() == []
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_replica_knows_how_far_it_is_behind_from_its_own_log_and_then_from_its_leader(
     tmp_path: Path,
 ) -> None:

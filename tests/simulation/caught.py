@@ -107,7 +107,7 @@ CASES = [
     Case("s12_damaged_snapshot_is_an_empty_one", {"diverged", "forgotten"}, Plan(0, 5, profile=ROTTEN)),
     Case("s14_part_of_the_state_is_not_in_the_snapshot", {"forgotten"}, Plan(0, 3)),
     Case("l2_lost_proposals_are_not_told", {"unfinished"}, Plan(1, 3)),
-    Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(60, 3, profile=BRIEF)),
+    Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(194, 3, profile=BRIEF)),
     Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(20, 3, profile=FAR_BEHIND)),
     Case(
         "prepared_state_is_not_put",
