@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import grpc
 import numpy as np
@@ -76,7 +76,7 @@ class EventStoreClient:
         view = self._view
         if len(view.members) == 1:
             [member] = view.members.values()
-            return self._end(member, member.begin(pb.LookupRequest(ids=ids), deadline))
+            return self._end(member, lambda: member.look_up(pb.LookupRequest(ids=ids), deadline))
         return self._look_up_split(view, ids, deadline)
 
     def put(self, ids: bytes, lines: Sequence[bytes]) -> None:
@@ -133,14 +133,14 @@ class EventStoreClient:
         for member in self._view.members.values():
             member.close()
 
-    def _end(self, member: "_Member", call: Any) -> tuple[bytes, list[bytes]]:
-        if call is None:
-            raise UnavailableError(f"event store {member.address}: this client is closed")
+    def _end(self, member: "_Member", answer: Callable[[], Any]) -> tuple[bytes, list[bytes]]:
         try:
-            response = call.result()
+            response = answer()
         except grpc.RpcError as error:
             self._refresh()
             raise to_photon_error(error, f"event store {member.address}") from error
+        except ValueError as error:
+            raise UnavailableError(f"event store {member.address}: this client is closed") from error
         self._heed(member, response.version)
         return response.outcomes, split_lines(response.events)
 
@@ -249,9 +249,16 @@ class _Member:
         self.stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
         self.left_out = Pause(_LEFT_OUT)
 
-    def begin(self, request: pb.LookupRequest, deadline: float) -> Any:
-        """The call under way; None if the channel is closed."""
-        return self.call(self.stub.Lookup, request, max(0.001, deadline - self._now()))
+    def look_up(self, request: pb.LookupRequest, deadline: float) -> Any:
+        """The answer, waited for in the caller's own thread: gRPC's futures cost one more. ValueError if the
+        channel is closed."""
+        return self.stub.Lookup(request, timeout=self._left_s(deadline))
+
+    def begin(self, request: pb.LookupRequest, deadline: float) -> Callable[[], Any]:
+        """The same, of a call that is under way from now on."""
+        call = self.call(self.stub.Lookup, request, self._left_s(deadline))
+        result: Callable[[], Any] = _refuse if call is None else call.result
+        return result
 
     def put(self, ids: bytes, events: bytes, timeout_s: float) -> Any:
         """The same; None also while it is left out."""
@@ -265,5 +272,12 @@ class _Member:
         except ValueError:
             return None
 
+    def _left_s(self, deadline: float) -> float:
+        return max(0.001, deadline - self._now())
+
     def close(self) -> None:
         self._channel.close()
+
+
+def _refuse() -> NoReturn:
+    raise ValueError("the channel is closed")
