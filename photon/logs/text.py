@@ -13,7 +13,7 @@ import numpy.typing as npt
 from photon.logs.files import Chunk, FileState, shown
 from photon.logs.follow import LogFollower
 
-LINGER_S: Final = 0.015
+LINGER_S: Final = 0.019
 """After something was found nobody looks for more for so long: what comes meanwhile is one text, one batch,
 one sync of each disk. A line that comes alone does not wait."""
 
