@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +35,7 @@ ROWS_MAX: Final = 16_384
 _HEADER_BYTES: Final = 1 << 16
 _BLOCK_BYTES: Final = 4 << 20
 _LOOK_EVERY_S: Final = 1.0
+_DELIMITERS: Final = ",;|\t"
 _INEXACT: Final = r"\A\s*[+-]?\d{16,}\s*\z"
 """Whole numbers that a double may not hold."""
 _WHOLE: Final = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
@@ -114,6 +116,8 @@ class TableSource:
             batch = next(batches, None)
         except Exception as error:
             self._current = None  # what is left of it would say that the file ends here
+            if self._drain and isinstance(error, UsageError):
+                raise
             if self._drain:
                 raise UsageError(f"{path}: {first_line(error)}; is it whole?") from error
             self._waiting.remove(path)
@@ -178,6 +182,10 @@ def _header_of(file: Any, path: str, delimiter: str) -> tuple[list[str], str]:
     first = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
     if not first:
         raise OSError(f"{path} has no header")
+    other = next((mark for mark in _DELIMITERS if mark in first[0]), None)
+    if len(first) == 1 and other is not None:
+        mend = f"write 'csv://{path}?delimiter={quote(other, safe=',;|')}' for it"
+        raise UsageError(f"{path}: its header has no '{delimiter}'; {mend}")
     return first, "utf8" if encoding == "utf-8-sig" else encoding
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,25 @@ from photon.logs.packed import is_packed, unpacked
 STEP_BYTES: Final = 4 << 20
 _FIRST_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = 64 << 20
+_KINDS: Final = [
+    (re.compile(begin), told)
+    for begin, told in (
+        (rb"\x1f\x8b", "it is compressed, which its name must say: mv FILE FILE.gz"),
+        (rb"\x28\xb5\x2f\xfd", "it is compressed, which its name must say: mv FILE FILE.zst"),
+        (rb"PAR1", "it is Parquet; write 'parquet://FILE' for it"),
+        (IS_UTF16.pattern, f"it is {UTF16}"),
+        (rb"\{\s*\n", "it is JSON over several lines; make a line of each object: jq -c . FILE"),
+        (rb"\[", "it is one JSON array; make a line of each element: jq -c '.[]' FILE"),
+        (
+            rb'[^\s=,;"{]+=.*\s[^\s="]+=',
+            "it looks like logfmt; make JSON lines of it: mlr --idkvp --ifs ' ' --ojsonl cat FILE",
+        ),
+        (rb"[^{].*,", "it looks like CSV with commas; write 'csv://FILE' for it"),
+        (rb"[^{].*\t", "it looks like CSV with tabs; write 'csv://FILE?delimiter=%09' for it"),
+        (rb"[^{].*;", "it looks like CSV with semicolons; write 'csv://FILE?delimiter=;' for it"),
+    )
+]
+"""What a file may begin with, but for white space; what it is then, and how it can be read."""
 _DECODER: Final = msgspec.json.Decoder()
 
 
@@ -95,21 +115,7 @@ def files_of(patterns: Sequence[str]) -> list[str]:
 
 
 def no_json_lines(first: bytes) -> str:
-    """What a file that begins so is, and how it becomes JSON lines, where that can be told."""
+    """What a file that begins so is, and how it can be read, where that can be told."""
     text = first.lstrip()
-    line = text.partition(b"\n")[0].strip()
-    if IS_UTF16.match(first):
-        return f"it is {UTF16}"
-    if line == b"{":
-        return "it is JSON over several lines; make a line of each object: jq -c . FILE"
-    if text.startswith(b"["):
-        return "it is one JSON array; make a line of each element: jq -c '.[]' FILE"
-    if text.startswith(b"PAR1"):
-        return "it is Parquet; make JSON lines of it: duckdb -c \"copy (from 'FILE') to 'OUT.jsonl'\""
-    for mark, name in ((b",", "comma"), (b"\t", "tab"), (b";", "semicolon")):
-        if line.count(mark) >= 1 and not line.startswith(b"{"):
-            return (
-                f"it looks like CSV with {name}s; make JSON lines of it: "
-                "duckdb -c \"copy (from 'FILE') to 'OUT.jsonl'\""
-            )
-    return "it holds no JSON objects, one a line (docs/formats.md)"
+    found = (told for begin, told in _KINDS if begin.match(text))
+    return next(found, "it holds no JSON objects, one a line (docs/formats.md)")

@@ -192,7 +192,9 @@ def test_utf_16_is_named_with_the_mend_by_init_by_check_and_for_each_line(tmp_pa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("id,time\n1,2\n", "it looks like CSV with commas"),
+        ("id,time\n1,2\n", "it looks like CSV with commas; write 'csv://FILE' for it"),
+        ("id\ttime\n1\t2\n", "it looks like CSV with tabs; write 'csv://FILE?delimiter=%09' for it"),
+        ('id=q1 text="a, b" time=2\n', "it looks like logfmt; make JSON lines of it: mlr --idkvp"),
         ('{\n "id": 1\n}\n', "it is JSON over several lines; make a line of each object: jq -c . FILE"),
         ('[{"id": 1},\n{"id": 2}]\n', "it is one JSON array"),
         ("hello\n", "it holds no JSON objects"),
@@ -207,6 +209,31 @@ def test_what_is_no_json_lines_is_named_with_the_mend(tmp_path, command, text, s
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert said in done.err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("pack", "suffix"), [(gzip.compress, ".gz"), (zstandard.compress, ".zst")])
+def test_an_archive_by_another_name_is_named_with_the_mend(tmp_path, refused, pack, suffix):
+    (tmp_path / "p.log").write_bytes(pack(b'{"id": "1"}\n'))
+    write_lines(tmp_path / "f.jsonl", [{"id": "c", "primary_id": "1"}])
+    logs = ("--primary", tmp_path / "p.log", "--foreign", tmp_path / "f.jsonl")
+    assert f"mv FILE FILE{suffix}" in refused("init", *logs, "--config", tmp_path / "x")
+
+
+def test_a_table_with_another_delimiter_is_named_with_the_uri_which_is_guessed_from(
+    tmp_path, command, refused
+):
+    (tmp_path / "p.csv").write_text("".join(f"q{n};{n}\n" for n in ("id", *range(9))))
+    (tmp_path / "f.csv").write_text("".join(f"c{n}\tq{n}\n" for n in ("id", *range(9))))
+    p, f = f"csv://{tmp_path}/p.csv?delimiter=;", f"csv://{tmp_path}/f.csv?delimiter=%09"
+    config = tmp_path / "x"
+    assert f"write '{p}'" in refused(
+        "init", "--primary", tmp_path / "p.csv", "--foreign", f, "--config", config
+    )
+    assert f"write '{f}'" in refused(
+        "init", "--primary", p, "--foreign", tmp_path / "f.csv", "--config", config
+    )
+    assert not config.exists()
+    assert command("init", "--primary", p, "--foreign", f, "--config", config).status == 0
 
 
 def test_standard_input_is_looked_at_by_init_and_check_as_any_log(tmp_path, command, refused, monkeypatch):
