@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,20 +50,19 @@ def command(
         return _check(as_json, **given)
     if out is None:
         raise click.MissingParameter(param_hint="--out", param_type="option")
-    from photon.cluster.run import join
+    from photon.cluster.run import StalledError, join
 
     watch = None
     if console is not None:
         if not (follow and is_installed()):
             raise UsageError(MISSING if follow else "--console is for --follow: else the run is soon over")
         watch = watch_of(console, notice)
-    summary = join(out=out, follow=follow, watch=watch, **given)
-    if as_json:
-        click.echo(json.dumps(summary))
-    else:
-        print_summary(summary)
-        click.echo(f"joined logs:   {out / 'joined'}")
-        click.echo(f"dead letters:  {out / 'dead-letters'}")
+    try:
+        summary = join(out=out, follow=follow, watch=watch, **given)
+    except StalledError as error:
+        _show(error.summary, out, as_json)
+        raise
+    _show(summary, out, as_json)
     settled = summary["joined"] + summary["duplicate"] + summary["filtered"]
     nothing = summary["foreign_events"] > 0 and not settled and not follow
     if nothing:
@@ -81,6 +80,15 @@ def command(
     if summary["stopped"]:
         click.echo("photon: stopped before all was read and joined; the same command goes on", err=True)
     return 1 if incomplete or nothing or unread or summary["stopped"] or summary["unlisted_files"] else 0
+
+
+def _show(summary: Mapping[str, Any], out: Path, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    print_summary(summary)
+    click.echo(f"joined logs:   {out / 'joined'}")
+    click.echo(f"dead letters:  {out / 'dead-letters'}")
 
 
 def _check(

@@ -58,7 +58,9 @@ _DRAINED_BY: Final = ("dispatcher", "eventstore", "joiner")
 
 
 class StalledError(PhotonError):
-    """Nothing has moved for long; what was done is safe and the run can be resumed."""
+    """Nothing has moved for long; what was done is safe and the run can be resumed. `summary`: of a join."""
+
+    summary: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,33 +381,37 @@ def _join(
         clear_unfounded(work, replicas)
     topology = placed(planned, members_of(work, replicas), {}, names, work, random.Random())
     cluster = LocalCluster(topology, work, ground.launcher)
+    draining = _Draining(topology.drain, work, display, began)
     every_s = POLL_S if topology.drain else FOLLOWING_S
-    with running(cluster, work, ground, topology.settings, display.notice, every_s) as loop:
-        draining = _Draining(topology.drain, work, loop, display, began)
-        with loop.watched(watch, work):
-            loop.until(draining.is_over, _DRAINED_BY if watch is None else tuple(ROLES))
-        loop.until(Completing(loop.told_to_stop, display).is_over, ("joiner",))
+    try:
+        with running(cluster, work, ground, topology.settings, display.notice, every_s) as loop:
+            with loop.watched(watch, work):
+                over = partial(draining.is_over, loop)
+                loop.until(over, _DRAINED_BY if watch is None else tuple(ROLES))
+            loop.until(Completing(loop.told_to_stop, display).is_over, ("joiner",))
+    except StalledError as error:
+        error.summary = _summary(topology, draining, ground.joined_before, display)
+        raise
     return _summary(topology, draining, ground.joined_before, display)
 
 
 class _Draining:
     """From the start until all is joined, or somebody says stop; and the last that was seen of it."""
 
-    def __init__(self, drain: bool, work: Path, loop: RunLoop, display: RunDisplay, began: float) -> None:
-        self._drain, self._work = drain, work
-        self._loop, self._display, self._began = loop, display, began
+    def __init__(self, drain: bool, work: Path, display: RunDisplay, began: float) -> None:
+        self._drain, self._work, self._display, self._began = drain, work, display, began
         self._moved_s, self._seen = time.monotonic(), ""
         self.eventstores: list[Status] = []
         self.unread: set[str] = set()
         """Log files that are there and could not be read."""
         self.unended: set[str] = set()
         """Foreign ones that end in a partly written line."""
-        self.stopped = False
-        """Told to, before all was read and decided."""
+        self.stopped = drain
+        """Over before all was read and decided."""
         self.restarts = 0
         self.seconds = 0.0
 
-    def is_over(self, sample: Sample | None) -> bool:
+    def is_over(self, loop: RunLoop, sample: Sample | None) -> bool:
         """StalledError if nothing has moved for STALL_S."""
         if sample is None:
             return False
@@ -418,15 +424,6 @@ class _Draining:
         at_work = any(j["in_flight"] or j["unresolved"] for j in joiners)
         at_work |= any(sink["behind"] for j in joiners for sink in j.get("sinks", ()))
         drained = answered and not at_work and all(d["drained"] for d in dispatchers)
-        if self._loop.told_to_stop or (drained and self._drain):
-            statuses = (*dispatchers, *eventstores)
-            _tell_unended(self._display, statuses)
-            self.unread = {file for one in statuses for file in one.get("unreadable", ())}
-            self.unended = {file for one in dispatchers for file in one.get("unended", ())}
-            self.stopped = self._drain and not drained
-            self.eventstores, self.seconds = eventstores, now - self._began
-            self.restarts = self._loop.cluster.supervisor.restarts()
-            return True
         seen = json.dumps(
             [
                 [[d["foreign_events"], d["fates"]] for d in dispatchers],
@@ -437,9 +434,19 @@ class _Draining:
         )
         if seen != self._seen:
             self._moved_s, self._seen = now, seen
-        elif now - self._moved_s > STALL_S and self._drain:
-            raise StalledError(why_stalled(self._loop.reader, now - self._moved_s))
-        return False
+        ended = bool(loop.told_to_stop) or (drained and self._drain)
+        stalled = not ended and self._drain and now - self._moved_s > STALL_S
+        if ended or stalled:
+            statuses = (*dispatchers, *eventstores)
+            _tell_unended(self._display, statuses)
+            self.unread = {file for one in statuses for file in one.get("unreadable", ())}
+            self.unended = {file for one in dispatchers for file in one.get("unended", ())}
+            self.stopped = self._drain and not drained
+            self.eventstores, self.seconds = eventstores, now - self._began
+            self.restarts = loop.cluster.supervisor.restarts()
+        if stalled:
+            raise StalledError(why_stalled(loop.reader, now - self._moved_s))
+        return ended
 
 
 class Completing:

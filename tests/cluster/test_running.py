@@ -1,5 +1,7 @@
 """The loop that `photon join` and `photon dev` share, and the join that Python code calls."""
 
+import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from photon.cluster.roles import ROLES
 from photon.cluster.run import RunLoop, join
 from photon.cluster.statuses import Sample
 from photon.core.errors import UsageError
+from tests.system import write_lines
 
 
 class Reader:
@@ -92,3 +95,20 @@ def test_a_loop_that_is_told_to_stop_asks_once_more_at_once(site):
     assert site.reader.asked == [("joiner",)] * 2
     for _ in range(3):
         assert site.loop._look(("joiner",)) is None, "and then as seldom as before"
+
+
+def test_a_join_that_stalls_says_what_it_did_until_then(tmp_path, command, monkeypatch):
+    monkeypatch.setattr("photon.cluster.run.STALL_S", 1.0)
+    source = "import time, photon\nclass Slow(photon.Adapter):\n    def join(self, primary, foreign):\n        time.sleep(3600)\n"
+    (tmp_path / "stallingadapter.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    (tmp_path / "photon.toml").write_text("[adapter]\nuse = 'stallingadapter:Slow'\n")
+    write_lines(tmp_path / "p.jsonl", [{"id": "p"}])
+    write_lines(tmp_path / "f.jsonl", [{"id": "c", "primary_id": "p", "ts_us": 1}, b"no event"])
+    logs = ("--primary", tmp_path / "p.jsonl", "--foreign", tmp_path / "f.jsonl")
+    done = command("join", *logs, "--out", tmp_path / "out", "--config", tmp_path / "photon.toml", "--json")
+    assert done.status == 1 and "nothing has moved for 1 s" in done.err
+    told = json.loads(done.out)
+    assert (told["stopped"], told["adds_up"], told["joined"]) == (True, True, 0)
+    assert told["foreign_events"] == told["pending"] + told["malformed"]
