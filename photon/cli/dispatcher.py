@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from photon.cli.options import config_option, parse_time_us, work_option
-from photon.cluster.registry_access import Named, notice
+from photon.cluster.registry_access import Named, asking, notice
 from photon.cluster.roles import dispatchers_group
 from photon.cluster.topology import DATACENTER_NAMES, find_system
 from photon.core.clock import SystemClock
@@ -137,7 +137,7 @@ def drain(dispatcher: str, config: Path | None) -> None:
     if dispatcher not in processes:
         raise UsageError(f"no dispatcher '{dispatcher}' in {config}; there are: {', '.join(processes)}")
     group_name = dispatchers_group(processes[dispatcher].datacenter)
-    with Named(settings=topology.settings).at().client(_DRAIN_S) as client:
+    with asking(Named(settings=topology.settings).at(), _DRAIN_S) as client:
         deadline = time.monotonic() + _DRAIN_S
         while True:
             shares = client.drain(group_name, dispatcher).owned(dispatcher)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from photon.cli.options import parse_time_us, registry_options, show_time
-from photon.cluster.registry_access import Named, asked_registry
+from photon.cluster.registry_access import Named, asked_registry, asking
 from photon.cluster.topology import Replica, Topology, read_topology, topology_of, write_topology
 from photon.core.addresses import joined
 from photon.core.columns import split_ids, unpack_times
@@ -49,7 +49,7 @@ def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
     Older events stay where they are: no id ever changes its shard. The time must lie ahead by more than
     registry.clock_skew_s, and no event from it on may be registered yet.
     """
-    with named.at().client(TIMEOUT_S) as client:
+    with asking(named.at(), TIMEOUT_S) as client:
         result = client.reshard(shards, None if at is None else parse_time_us(at))
         intervals = client.configuration().intervals
     if as_json:
@@ -100,7 +100,7 @@ def replace_replica(
     if cancel is not None:
         if old or name or raft or grpc:
             raise UsageError("--cancel NEW stands alone: without OLD, --name, --raft and --grpc")
-        with named.at().client(TIMEOUT_S) as client:
+        with asking(named.at(), TIMEOUT_S) as client:
             client.cancel_replacement(cancel)
             click.echo(f"the replacement by {cancel} is cancelled")
             _wait_until_gone(client, cancel, wait)
@@ -111,7 +111,7 @@ def replace_replica(
 
     check_replica(name, raft, grpc)
     system = _system(named)
-    with named.at().client(TIMEOUT_S) as client:
+    with asking(named.at(), TIMEOUT_S) as client:
         client.replace(old, name, raft, grpc)
         click.echo(f"{name} takes the place of {old}")
         if system is not None:
@@ -137,7 +137,7 @@ def add_set(name: str, named: Named) -> None:
     if not rows:
         raise UsageError(f'no [replicas.NAME] of --config has set = "{name}": add them there')
     others = tuple(one.grpc for one in replicas if one.set != name)
-    with replace(named.at(), addresses=others).client(TIMEOUT_S) as client:
+    with asking(replace(named.at(), addresses=others), TIMEOUT_S) as client:
         client.add_set(rows)
     click.echo(f"set {name} is there, with {', '.join(row.name for row in rows)}; next: photon reshard")
 
@@ -151,7 +151,7 @@ def retire_set(name: str, named: Named) -> None:
     Where it takes new events still, `photon reshard N` leaves it out. `photon status` shows what it has, and
     no such set any more when its processes can be stopped.
     """
-    with named.at().client(TIMEOUT_S) as client:
+    with asking(named.at(), TIMEOUT_S) as client:
         client.retire_set(name)
         newest = client.configuration().intervals[-1].shards
         directory = client.directory()
@@ -168,7 +168,7 @@ def release_hold(name: str, named: Named) -> None:
 
     `photon status` shows who holds the registry's boundary back. A dispatcher that runs holds it again.
     """
-    with named.at().client(TIMEOUT_S) as client:
+    with asking(named.at(), TIMEOUT_S) as client:
         if not client.release_hold(name):
             raise UsageError(
                 f"no dispatcher named {name} holds the boundary (`photon status` tells who has for long)"
@@ -244,7 +244,7 @@ def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Na
     Behind an id that it only guards, because another copy of the event may come with an earlier time, stands
     the word guard. Of a run that is over (--work) the replicas are started meanwhile, and the leader is read.
     """
-    with asked_registry(named) as asked, asked.registry.client(TIMEOUT_S) as client:
+    with asked_registry(named) as asked, asking(asked.registry, TIMEOUT_S) as client:
         if shard not in (shards := client.configuration().shards):
             raise UsageError(f"there is no shard {shard}; there are: {', '.join(map(str, shards))}")
         fresh = fresh or (asked.started and address is None)  # others may not have read their logs yet

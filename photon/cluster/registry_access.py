@@ -26,7 +26,7 @@ from photon.core.settings import Metrics, Settings
 from photon.rpc.network import network_of
 
 if TYPE_CHECKING:
-    from idregistry.client import RegistryAt
+    from idregistry.client import RegistryAt, RegistryClient
 
 START_S_MAX: Final = 60.0
 _POLL_S: Final = 0.05
@@ -96,6 +96,22 @@ def registry_of(topology: Topology) -> "RegistryAt":
     from idregistry.client import RegistryAt
 
     return RegistryAt(tuple(replica.grpc for replica in topology.replicas), topology.network(""))
+
+
+@contextmanager
+def asking(registry: "RegistryAt", timeout_s: float) -> Iterator["RegistryClient"]:
+    """A client for the block. Who is waited for is told on stderr before a call waits out its time."""
+    waits_for = ""
+    with registry.client(_ASK_S) as client:
+        try:
+            if not client.directory().led:
+                waits_for = "the registry has no leader yet"
+        except UnavailableError:
+            waits_for = f"the registry does not answer yet ({', '.join(registry.addresses)})"
+    if waits_for:
+        notice(f"{waits_for}; asking it for up to {timeout_s:g} s")
+    with registry.client(timeout_s) as client:
+        yield client
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """A command asks the registry of a run, whether that is on or over."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
 from idregistry.client import RegistryAt
-from photon.cluster.registry_access import Named, asked_registry
+from photon.cluster.registry_access import Named, asked_registry, asking
 from photon.core.errors import LockedError, UsageError
 from photon.core.settings import parse_settings
 from photon.rpc.network import Network
@@ -80,3 +81,19 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(UsageError, match="topology"), asked_registry(Named(tmp_path)):
         pass
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([], "photon: the registry does not answer yet (127.0.0.1:1); asking it for up to 30 s\n"),
+        ([False], "photon: the registry has no leader yet; asking it for up to 30 s\n"),
+        ([True], ""),
+    ],
+)
+def test_who_asks_is_told_whom_it_waits_for_before_it_waits(monkeypatch, capsys, answers, told):
+    if answers:
+        directory = SimpleNamespace(led=answers[0])
+        monkeypatch.setattr("idregistry.client.RegistryClient.directory", lambda _: directory)
+    with asking(RegistryAt(("127.0.0.1:1",)), 30.0):
+        assert capsys.readouterr().err == told
