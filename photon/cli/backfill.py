@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,11 +132,9 @@ def _follow(
         line = f"batch {number}: {shown or 'no foreign event'} in {summary['seconds']:.1f} s"
         click.echo(json.dumps({"batch": number, **summary}) if as_json else line)
 
-    with (
-        copying(imported, copies, order.settings, notice) as failed,
-        open_session(spark.with_defaults(SESSION_CONF)) as session,
-    ):
-        follow(order, session, LOOK_S, told, notice, _checkpoint, lambda: not failed)
+    with copying(imported, copies, order.settings, notice) as failed:
+        begin = partial(open_session, spark.with_defaults(SESSION_CONF))
+        follow(order, begin, LOOK_S, told, notice, _checkpoint, lambda: not failed)
     if failed:
         raise failed[0]
     return 0

@@ -44,6 +44,7 @@ from spark.backfill.publishing import Abandoned, Publisher, abandon, fenced, nex
 from spark.backfill.rows import KIND_BITS, SCHEMA, Kind, foreign_rows, place_of, primary_rows
 from spark.backfill.run import (
     CLIENT_TIMEOUT_S,
+    OpenSession,
     Order,
     absolute,
     clear_staging,
@@ -90,7 +91,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 
 def follow(
     order: Order,
-    session: SparkSession,
+    open_session: OpenSession,
     every_s: float,
     told: Told = lambda *_: None,
     notice: Callable[[str], None] = lambda _: None,
@@ -98,7 +99,7 @@ def follow(
     going: Callable[[], bool] = lambda: True,
 ) -> None:
     """Join what the logs gain, a look every `every_s` seconds, while `going`. Killed anywhere, the same call
-    goes on.
+    goes on. What can't be is refused before Spark is started.
 
     UsageError for an order that is not the one it was begun with, or logs that were cut; FencedError where
     only `--abandon` helps; LockedError; SparkFailedError, UnavailableError, StorageError: run it again.
@@ -109,9 +110,10 @@ def follow(
         client = opened.enter_context(order.registry.client(CLIENT_TIMEOUT_S, clock))
         state = _begun(order, client.identity())
         prepare(order.place)
+        growth = Growth(home_of(order.place), state.patterns, clock)
+        session = opened.enter_context(open_session())
         life = state.unfinished or _job(state, secrets.randbits(64), 0, ())
         keeper = opened.enter_context(leased(life, order, client, clock, notice))
-        growth = Growth(home_of(order.place), state.patterns, clock)
         batches = _Batches(order, state, life.incarnation, keeper, growth, told, checkpoint)
         try:
             with spark_failures():

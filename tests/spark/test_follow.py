@@ -159,7 +159,7 @@ def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(tmp
 
 @pytest.fixture
 def refused(tmp_path, registry):
-    """What `follow` says of an order, before it needs Spark."""
+    """What `follow` says of an order, before it starts Spark, of which there is none."""
     from spark.backfill.follow import follow
     from spark.backfill.job import Place
     from spark.backfill.run import Order
@@ -181,8 +181,8 @@ def test_an_order_that_is_not_the_one_it_was_begun_with_is_refused(refused):
 
     refused(UsageError, "on a disk that all executors see", primary=("s3a://bucket/q",))
     assert load_followed(refused.place) is None
-    refused(AttributeError, "NoneType")  # it would begin, and there is no Spark
-    refused(AttributeError, "NoneType", foreign=("logs/c", "logs/more"))  # as long as no batch is under way
+    refused(TypeError, "NoneType")  # it would begin, and there is no Spark
+    refused(TypeError, "NoneType", foreign=("logs/c", "logs/more"))  # as long as no batch is under way
     state = load_followed(refused.place)
     assert [len(side) for side in state.patterns] == [1, 2]
     job = planned_job(5)
