@@ -91,9 +91,11 @@ def _number(uri: Uri, name: str, text: str, most: float) -> float:
 def known_as(text: str) -> list[str]:
     """ "source", "sink" or both: what its scheme can be. UsageError: neither."""
     uri = parse_uri(text)
-    kinds = [kind for kind in _OURS if uri.scheme in _schemes(kind)]
+    schemes = {kind: _schemes(kind) for kind in _OURS}
+    kinds = [kind for kind, known in schemes.items() if uri.scheme in known]
     if not kinds:
-        raise UsageError(f"{uri.shown}: nothing is known by '{uri.scheme}://'")
+        names = ", ".join(f"{name}://" for name in {**schemes["source"], **schemes["sink"]})
+        raise UsageError(f"{uri.shown}: nothing is known by '{uri.scheme}://'; known are {names}")
     return kinds
 
 

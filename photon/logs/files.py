@@ -231,6 +231,11 @@ def check_patterns(patterns: Sequence[str]) -> None:
             raise UsageError(
                 f"{fixed} is a pipe, which can be read once only: pipe it into photon join and write - for it"
             )
+        if not is_there and pattern == "-":
+            raise UsageError(
+                "standard input (-) is read by photon join alone, which keeps it in OUT/.photon/stdin: name "
+                "that, or other log files"
+            )
         if not is_there:
             kind = "file or directory" if not glob.has_magic(pattern) else "directory"
             raise UsageError(f"no such {kind}: {fixed} (from '{pattern}'); check the path or create it first")

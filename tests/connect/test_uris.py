@@ -48,7 +48,7 @@ def test_a_scheme_is_a_source_a_sink_or_both():
     assert known_as("kafka://h/t") == ["source", "sink"]
     assert known_as("a.csv") == ["source"]
     assert known_as("postgresql://h/d") == ["sink"]
-    with pytest.raises(UsageError, match="nothing is known by 's4://'"):
+    with pytest.raises(UsageError, match="nothing is known by 's4://'; known are kafka://, csv://"):
         known_as("s4://b")
 
 
