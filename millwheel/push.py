@@ -259,6 +259,8 @@ class Pusher:
         """
         self._address, self._producer, self._timeout_s = address, producer, timeout_s
         self._notice = notice
+        self.bytes = self.too_long = 0
+        """Bytes that were pushed, and lines that were passed over."""
         self._channel = network.open(address)
         self._stub = millwheel_pb2_grpc.InjectorStub(self._channel)  # type: ignore[no-untyped-call]
         self.number = self._call(millwheel_pb2.PushRequest(producer=producer))
@@ -275,22 +277,28 @@ class Pusher:
         self.number = self._call(
             millwheel_pb2.PushRequest(producer=self._producer, after=self.number, number=number, lines=lines)
         )
+        self.bytes += len(lines)
 
     def push_all(self, lines: BufferedReader, grows: bool = False) -> int:
         """To the end, numbered by offset, the first byte's being `number`; the bytes that were left.
 
-        A last line without a newline is whole, but for a log that `grows`: there it is left. UsageError for a
-        line that is longer than a batch may be.
+        A last line without a newline is whole, but for a log that `grows`: there it is left. A line that is
+        longer than a batch may be is passed over: `notice` is told, and `too_long` counts it.
         """
-        begun = b""
+        begun, passed = b"", 0
         while block := lines.read1(BATCH_BYTES_MAX - len(begun)):
             whole, newline, begun = (begun + block).rpartition(b"\n")
             if newline:
-                self.push(whole + newline, self.number + len(whole) + 1)
+                self.push(whole + newline, self.number + passed + len(whole) + 1)
+                passed = 0
             elif len(begun) == BATCH_BYTES_MAX:
-                raise UsageError(f"the line at byte {self.number} is longer than {BATCH_BYTES_MAX >> 20} MiB")
+                start, begun = self.number + passed, b""
+                passed += BATCH_BYTES_MAX + _pass_over_line(lines)
+                self.too_long += 1
+                most = f"longer than {BATCH_BYTES_MAX >> 20} MiB"
+                self._notice(f"the line at byte {start} is {most}, and is passed over: shorten it")
         if begun and not grows:
-            self.push(begun + b"\n", self.number + len(begun))
+            self.push(begun + b"\n", self.number + passed + len(begun))
         return len(begun) if grows else 0
 
     def close(self) -> None:
@@ -320,6 +328,16 @@ class Pusher:
                     noticed = True
                     self._notice(f"waits for {self._address}, up to {self._timeout_s:g} s: is its run up?")
         raise failure
+
+
+def _pass_over_line(lines: BufferedReader) -> int:
+    """The bytes that were left of the line."""
+    size = 0
+    while block := lines.readline(BATCH_BYTES_MAX):
+        size += len(block)
+        if block.endswith(b"\n"):
+            break
+    return size
 
 
 def _check(request: millwheel_pb2.PushRequest) -> None:

@@ -168,11 +168,12 @@ def receiver(topology: str, work: Path, injector: str) -> None:
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--producer", required=True, help="Who pushes: a name that no other pusher has.")
 @config_option("Settings (photon.toml) whose [tls] the receiver is asked with.")
-def push(address: str, file: BufferedReader, producer: str, config: Path | None) -> None:
+def push(address: str, file: BufferedReader, producer: str, config: Path | None) -> int:
     """Push lines of JSON to an injector: a file's, or those of standard input.
 
     Of a file only what this producer has not pushed yet, each line once, whatever happened to a former push.
-    A last line without a newline waits there for the rest of it.
+    A last line without a newline waits there for the rest of it. A line of more than 4 MiB is passed over,
+    and the status is 1.
     """
     from millwheel.push import Pusher
 
@@ -192,12 +193,13 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
                 )
             file.seek(start)
         left = pusher.push_all(file, grows=file.seekable())
-        click.echo(f"pushed {pusher.number - start:,} bytes")
+        click.echo(f"pushed {pusher.bytes:,} bytes")
         if left:
             _tell(
                 f"{file.name}: its last line ({left:,} bytes) has no newline and is not pushed: push again "
                 "once it has one, or end it yourself (echo >> FILE)"
             )
+        return 1 if pusher.too_long else 0
 
 
 @group.command("check")

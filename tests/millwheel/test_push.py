@@ -266,6 +266,25 @@ def test_a_line_that_is_still_written_waits_for_its_end(served, command, tmp_pat
     assert served.lines() == b'{"n": 1}\n{"n": 2}\n'
 
 
+@pytest.mark.parametrize("closed", [b"\n", b""])
+def test_a_line_that_is_too_long_is_told_and_those_around_it_are_pushed(served, command, tmp_path, closed):
+    log, short, long = tmp_path / "a.jsonl", b'{"n": 1}\n', b"x" * (2 * BATCH_BYTES_MAX + 7)
+    log.write_bytes(short + long + b"\n" + long + b"\n" + short + long + closed)
+    push_it = ["millwheel", "push", served.address, "--producer", "p", log]
+    done = command(*push_it)
+    assert (done.status, done.out) == (1, "pushed 18 bytes\n")
+    places = [9, 9 + len(long) + 1, 18 + 2 * len(long) + 2]
+    assert done.err.splitlines() == [
+        f"photon: the line at byte {at} is longer than 4 MiB, and is passed over: shorten it" for at in places
+    ]
+    assert served.lines() == short * 2
+    with log.open("ab") as file:
+        file.write(b"\n" * (not closed) + short)
+    assert command(*push_it).out == "pushed 9 bytes\n"
+    assert command(*push_it).out == "pushed 0 bytes\n"
+    assert served.lines() == short * 3
+
+
 def test_standard_input_is_pushed_as_it_comes(served):
     command = [sys.executable, "-m", "photon", "millwheel", "push", served.address, "--producer", "p"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
