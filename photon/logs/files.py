@@ -499,6 +499,15 @@ def find(
     return list(distinct.values())
 
 
+def file_size(path: str, key: Identity) -> int | None:
+    """Size of the file if it is still the one with this device and inode."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size if (status.st_dev, status.st_ino) == key else None
+
+
 def goes_on(seen: SeenFile, state: FileState, read: int) -> bool:
     """Whether it begins as the file of which `read` bytes were read, and what was read last stands where it
     stood. OSError; ESTALE if another file has its name by now.

@@ -22,13 +22,14 @@ from photon.logs.files import (
     Chunk,
     FileState,
     digest,
+    file_size,
     read_at,
     read_chunk,
     shown,
     tail_of,
     unended_line,
 )
-from photon.logs.inventory import Followed, Inventory, file_size
+from photon.logs.inventory import Followed, Inventory
 from photon.logs.watch import Finder, Polling
 
 _NOW: Final = float("-inf")

@@ -19,6 +19,7 @@ from photon.logs.files import (
     Identity,
     SeenFile,
     digest,
+    file_size,
     goes_on,
     names_by_inode,
     read_at,
@@ -102,15 +103,6 @@ class Followed:
 def path_key(path: str) -> str:
     """As a watch names a file: directory, slash, name."""
     return f"{os.path.dirname(path) or '.'}/{os.path.basename(path)}"
-
-
-def file_size(path: str, key: Identity) -> int | None:
-    """Size of the file if it is still the one with this device and inode."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_size if (status.st_dev, status.st_ino) == key else None
 
 
 def held_path(descriptor: int) -> str:
@@ -505,7 +497,8 @@ class Inventory:
             self._lose(file, what)
 
     def _lose(self, file: Followed, what: str) -> None:
-        lost = 0 if what == _ELSEWHERE else file.unread
+        copied = what and file.unread and self._is_copied(file)
+        lost = 0 if what == _ELSEWHERE or copied else file.unread
         self.lost_bytes += lost
         if lost:
             became = what or "was deleted"
@@ -522,6 +515,15 @@ class Inventory:
         self._drop(file)
         file.away = False
         self._changed.append(self._change(file, gone=True))
+
+    def _is_copied(self, file: Followed) -> bool:
+        """Whether a later log of its name, as `copytruncate` leaves one, holds all that it held."""
+        name, number = unrotated(file.state.name), file.state.number
+        later = [one.seen for one in self.current.values() if one.seen and one.state.number > number]
+        alike = (seen for seen in later if seen.size >= file.size and unrotated(seen.name) == name)
+        with contextlib.suppress(OSError):
+            return any(same_content(seen, file.state_now) for seen in alike)
+        return False
 
     def _tell_anew(self, file: Followed, what: str) -> None:
         self._notice(f"{file.state.name} {what}; what it holds now is read from its start")

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from photon.core.settings import Logs
-from photon.logs import follow, inventory
+from photon.logs import files, follow, inventory
 from tests.logs.following import Following, append
 
 
@@ -81,7 +81,7 @@ def test_what_is_unread_is_asked_of_the_disk_no_more_often_than_scans_do(logs, f
     it = following()
     it.follower.scan_if_due()
     asked = []
-    monkeypatch.setattr(follow, "file_size", lambda *file: asked.append(file) or inventory.file_size(*file))
+    monkeypatch.setattr(follow, "file_size", lambda *file: asked.append(file) or files.file_size(*file))
     assert [it.follower.unread_bytes() for _ in range(100)] == [40] * 100
     assert len(asked) == 2
     assert it.follower.next_chunk() is not None
@@ -470,6 +470,26 @@ def test_bytes_that_are_gone_before_they_were_read_are_counted(logs, following):
     assert it.read() == {"a.log": b"new\n"}
     assert it.follower.take_lost() == 10_000
     assert it.notices[-1].endswith("a.log shrank to 4 bytes before it was read: 10000 bytes of it are lost")
+
+
+@pytest.mark.parametrize("copy_has_all", [True, False])
+def test_what_is_cut_when_its_copy_has_all_of_it_is_not_lost(logs, following, copy_has_all):
+    """As `copytruncate` does it."""
+    settings = Logs(chunk_bytes=4096, line_bytes_max=4096)
+    log, copy = logs / "a.log", logs / "a.log.1"
+    append(log, b"x" * 99 + b"\n")
+    it = following(logs / "*", settings=settings)
+    it.read()
+    append(log, (b"y" * 99 + b"\n") * 100)
+    copy.write_bytes(log.read_bytes()[: None if copy_has_all else -100])
+    for _ in range(2):
+        it.clock.advance(20.0)
+        it.keep(it.follower.scan_if_due())
+    log.write_bytes(b"new\n")
+    read = it.read()
+    assert read["a.log"] == b"new\n" and read["a.log.1"] == copy.read_bytes()
+    assert it.follower.take_lost() == (0 if copy_has_all else 10_000)
+    assert any("of it are lost" in told for told in it.notices) is not copy_has_all
 
 
 def test_what_is_deleted_while_nobody_looks_is_counted_at_the_next_start(logs, following):
