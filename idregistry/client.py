@@ -95,8 +95,8 @@ class RegistryClient:
         if not addresses:
             raise UsageError("the registry client needs at least one replica's address")
         self._timeout_s = timeout_s
-        self._known: tuple[Path, bytes] = Path(), b""
-        """Where the registry is remembered, and its identity, once it was recognised."""
+        self._known: tuple[Path | None, bytes] = None, b""
+        """Where the registry is remembered, if anywhere, and its identity, once that is known."""
         self._routes = Routes(addresses, timeout_s, clock, network)
         self._rounds = Rounds(self._routes, timeout_s, clock, rng)
 
@@ -218,7 +218,7 @@ class RegistryClient:
         )
         answer = self._rounds.ask_directory("KeepAlive", request)
         home, identity = self._known
-        if identity and answer.registry not in (b"", identity):
+        if home is not None and answer.registry not in (b"", identity):
             check_registry(home, answer.registry.hex())
         if answer.mismatched:
             raise SettingsMismatchError(
@@ -357,6 +357,11 @@ class RegistryClient:
         """
         identity = self.identity()
         check_registry(home, identity)
+        self.hold_to(identity, home)
+
+    def hold_to(self, identity: str, home: Path | None = None) -> None:
+        """No other registry takes what this client commits from now on; in vain it is asked until the time is
+        up."""
         self._known = home, bytes.fromhex(identity)
 
     def directory(self) -> pb.DirectoryResponse:

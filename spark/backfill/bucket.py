@@ -118,6 +118,7 @@ class _Task:
         self._logs = [log.name for log in (*work.job.primary, *work.job.foreign)]
         self._token = work.token(bucket)
         self._client = opened.enter_context(work.registry.client(PATIENCE_S))
+        self._client.hold_to(work.job.registry)
         self._pool = opened.enter_context(ThreadPoolExecutor(COMMITS_IN_FLIGHT_MAX))
         adapter = work.settings.adapter
         self._adapter = BatchAdapter(load_adapter(adapter.use, adapter.field))

@@ -2,10 +2,12 @@
 
 import json
 from collections import Counter, deque
+from dataclasses import replace
 
+import msgspec
 import pytest
 
-from photon.core.errors import FencedError
+from photon.core.errors import FencedError, UnavailableError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import Settings, parse_settings
 from tests.spark.kit import BEGUN_US, planned_job
@@ -188,6 +190,17 @@ def test_a_fenced_job_ends_and_stages_no_result(work, registry):
     assert registry.client.fence(work.job.incarnation).fenced
     with pytest.raises(FencedError, match="backfill/old is fenced"):
         list(join_bucket(iter([primaries("q"), clicks((names("f", 1)[0], "q"))]), work))
+
+
+def test_a_registry_founded_anew_meanwhile_takes_nothing(work, registry, monkeypatch):
+    from spark.backfill.bucket import join_bucket
+
+    monkeypatch.setattr("spark.backfill.bucket.PATIENCE_S", 0.5)
+    work = replace(work, job=msgspec.structs.replace(work.job, registry="6a" * 16))
+    [a] = names("f", 1)
+    with pytest.raises(UnavailableError, match="another registry, founded anew"):
+        list(join_bucket(iter([primaries("q"), clicks((a, "q"))]), work))
+    registry.commit([a], Token("east:1", 77, 4), BEGUN_US)
 
 
 def test_rows_of_another_bucket_are_refused(work):
