@@ -11,6 +11,7 @@ import errno
 import fnmatch
 import glob
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,16 @@ from photon.core.errors import StorageError, UsageError
 HEAD_BYTES: Final = 1024
 _DIGEST_BYTES: Final = 16
 _TELLING_BYTES: Final = 4096
+_MAGIC_BYTES: Final = 10
+_MAGIC: Final = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9]1AY&SY)"
+    rb"|(?P<zip>PK\x03\x04)|(?P<lz4>\x04\x22\x4d\x18)|(?P<parquet>PAR1)"
+)
+_NAMED: Final = {
+    "gzip": "compressed by gzip: its name must end in .gz",
+    "zstd": "compressed by zstd: its name must end in .zst",
+    "parquet": "Parquet: read by a pattern that ends in .parquet",
+}
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -102,7 +113,8 @@ def read_chunk(
     A partly written last line is left until it is whole. The chunk starts later where a hole is before the
     line. `searched`: no newline stands between `offset` and there. OSError as `open` and `read` raise it;
     ESTALE if `identity` is given and `path` names another file, if `head` is given and the file no longer
-    begins so, if `tail` does not stand before `offset`, or if the file is shorter than that.
+    begins so, if `tail` does not stand before `offset`, or if the file is shorter than that; EBADMSG at the
+    start of what is compressed or Parquet.
     """
     step = min(chunk_bytes, line_bytes_max)  # so that a longer line never hides in a chunk
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -110,6 +122,7 @@ def read_chunk(
         size = _check(fd, path, offset, identity, head)
         if tail and os.pread(fd, len(tail), offset - len(tail)) != tail:
             raise OSError(errno.ESTALE, "the file was cut and has grown again", path)
+        check_begins(fd, path, offset)
         # Room for what is there, not for a whole chunk: most growth is little.
         data = os.pread(fd, step if size is None else min(step, size - offset), offset)
         end = whole_lines(data)
@@ -123,6 +136,15 @@ def read_chunk(
         return _long_line(fd, offset, data, step, line_bytes_max)
     finally:
         os.close(fd)
+
+
+def check_begins(fd: int, path: str, offset: int) -> None:
+    """OSError EBADMSG if it is to be read from its start and holds no lines there, by its first bytes."""
+    found = None if offset else _MAGIC.match(os.pread(fd, _MAGIC_BYTES, 0))
+    if found is not None:
+        kind = found.lastgroup or ""
+        other = f"compressed by {kind}, which Photon does not read: unpack it, or use .gz or .zst"
+        raise OSError(errno.EBADMSG, _NAMED.get(kind, other), path)
 
 
 def unended_line(path: str, offset: int, length: int, identity: Identity | None = None) -> Chunk | None:

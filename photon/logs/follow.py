@@ -21,6 +21,7 @@ from photon.logs.files import (
     TAIL_BYTES_MAX,
     Chunk,
     FileState,
+    check_begins,
     digest,
     file_size,
     read_at,
@@ -453,6 +454,7 @@ def _readable(path: str, offset: int) -> bool:
     try:
         with open(path, "rb", buffering=0) as file:
             os.pread(file.fileno(), 1, offset)
+            check_begins(file.fileno(), path, offset)
     except OSError:
         return False
     return True

@@ -1,6 +1,8 @@
 """Logs that are compressed, before or while they are followed (paper 3.2)."""
 
+import bz2
 import gzip
+import lzma
 import os
 import threading
 import time
@@ -45,6 +47,33 @@ def test_archives_of_both_kinds_are_read_and_their_last_lines_need_no_newline(lo
     (logs / "a.jsonl.gz").write_bytes(gzip.compress(b"1\n") + gzip.compress(b'{"id":2}'))
     (logs / "b.jsonl.zst").write_bytes(ZSTD.compress(b"3\n") + ZSTD.compress(b"4\n"))
     assert following().read() == {"a.jsonl.gz": b'1\n{"id":2}\n', "b.jsonl.zst": b"3\n4\n"}
+
+
+@pytest.mark.parametrize(
+    "name, data, reason",
+    [
+        ("a.jsonl.xz", lzma.compress(TEXT), "compressed by xz, which Photon does not read"),
+        ("a.jsonl.bz2", bz2.compress(TEXT), "compressed by bzip2, which Photon does not read"),
+        ("a.jsonl.zip", b"PK\3\4" + TEXT, "compressed by zip, which Photon does not read"),
+        ("a.jsonl.lz4", b"\4\x22\x4d\x18" + TEXT, "compressed by lz4, which Photon does not read"),
+        ("a.jsonl.GZ", gzip.compress(TEXT), "its name must end in .gz"),
+        ("a.jsonl.zstd", ZSTD.compress(TEXT), "its name must end in .zst"),
+        ("a.jsonl-parquet", b"PAR1" + TEXT, "by a pattern that ends in .parquet"),
+    ],
+)
+def test_what_is_compressed_otherwise_is_no_text_but_unreadable_and_told_once(
+    logs, following, name, data, reason
+):
+    (logs / name).write_bytes(data)
+    append(logs / "b.jsonl")
+    it = following(drain=True)
+    assert it.read(scans=3) == {"b.jsonl": b"x\n"}
+    assert it.follower.caught_up
+    assert reason in it.follower.unreadable[f"{logs}/{name}"]
+    assert len(it.notices) == 1
+    (logs / name).write_bytes(b"1\n")
+    assert it.read(scans=3) == {name: b"1\n"}
+    assert it.follower.unreadable == {}
 
 
 @pytest.mark.parametrize("size", [3, 40, len(LINES)])
