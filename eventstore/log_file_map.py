@@ -111,6 +111,7 @@ class LogFileMap:
         self._set_live()
         self._recent: list[Entries] = []
         self._unsaved_bytes = 0
+        self._unsaved_gone = False
         self._tables: tuple[Entries, ...] = ()
         self._exchange_tables()
         self._last_files: dict[int, int] = {}
@@ -187,6 +188,11 @@ class LogFileMap:
         """Whether there is as much in memory as there may be."""
         return sum(map(len, self._recent)) >= FLUSH_ENTRIES or self._unsaved_bytes >= FLUSH_BYTES
 
+    @property
+    def holds_last(self) -> bool:
+        """Whether something in memory can't be read again: it was counted of a log that is gone."""
+        return self._unsaved_gone or self.counts.lost_bytes > self._manifest.counts.lost_bytes
+
     def flush(self) -> None:
         """Make all that was written durable; by the thread that writes. StorageError: call again.
 
@@ -200,7 +206,7 @@ class LogFileMap:
             listed = [*self._manifest.segments, *([] if number is None else [Listed(number, 0)])]
             manifest = with_states(self._manifest, states, self._next_number)
             self._put_manifest(msgspec.structs.replace(manifest, counts=self.counts, segments=listed), number)
-            self._recent, self._unsaved_bytes = [], 0
+            self._recent, self._unsaved_bytes, self._unsaved_gone = [], 0, False
             self._exchange_tables()
         self.wake()
         with self._changing:
@@ -262,6 +268,7 @@ class LogFileMap:
             if state.gone:
                 gone += 1
                 self._states.pop(state.number, None)
+                self._unsaved_gone |= self._unsaved_bytes > 0
             else:
                 self._states[state.number] = state
                 self._unsaved_bytes += max(0, state.offset - (before.offset if before else 0))

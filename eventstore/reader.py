@@ -37,6 +37,8 @@ GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024
 _RETRIES: Final = Backoff(0.05, 5.0)
 _UNENDED_EVERY_S: Final = 1.0
+KEPT_EVERY_S: Final = 3.0
+"""At most so often is made durable what was counted of logs that are gone."""
 LOOKS_S_MAX: Final = 3 * _UNENDED_EVERY_S
 """A reader that has not looked at its logs for so long stands still: with nothing to do it looks each
 second."""
@@ -95,7 +97,7 @@ class Reader:
         self._thread = threading.Thread(target=self._run, name="primary-reader", daemon=True)
         self._group = _Group()
         self.dead_letters.truncate(self.log_file_map.counts.dead_letters)
-        self._next_unended = float("-inf")
+        self._next_unended = self._next_kept = float("-inf")
         self.caught_up = False
         """Every byte that the follower has seen is in map and cache; in a drain it has seen a log."""
         self._looked_at = float("-inf")
@@ -131,7 +133,8 @@ class Reader:
 
     def step(self) -> bool:
         """Read and store one group; was there anything? StorageError: call again, the group is kept."""
-        if self.log_file_map.flush_due:
+        held = self.log_file_map
+        if held.flush_due or (held.holds_last and self.clock.monotonic() >= self._next_kept):
             self._flush()
         group = self._group
         changed = self.follower.scan_if_due()
@@ -345,6 +348,7 @@ class Reader:
         self.caught_up = False  # however long it takes, nothing is read meanwhile
         self.dead_letters.sync()
         self.log_file_map.flush()
+        self._next_kept = self.clock.monotonic() + KEPT_EVERY_S
 
     def _with_letters(self, counts: Counts) -> Counts:
         """Append the group's dead letters, all or none. What the map is to say of them."""

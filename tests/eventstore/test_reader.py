@@ -8,7 +8,8 @@ import os
 import pytest
 
 from eventstore.lookup import LogsEventStore
-from eventstore.reader import LOOKS_S_MAX
+from eventstore.reader import KEPT_EVERY_S, LOOKS_S_MAX
+from eventstore.segments import read_manifest
 from photon.core.clock import ManualClock
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Found
@@ -142,6 +143,20 @@ def test_dead_letters_beyond_what_the_map_knows_are_cut_at_start(logs, tmp_path)
     assert len(parts.letters()) == 1
     parts.read_all()
     assert [json.loads(letter)["event"] for letter in parts.letters()] == ["bad one", "bad two"]
+
+
+def test_what_was_counted_of_a_log_that_is_gone_outlives_a_kill(logs, tmp_path):
+    parts, durable = Parts(tmp_path, clock=ManualClock()), []
+    for name in ("a.jsonl", "b.jsonl"):
+        append(logs / name, line(name), b"bad", b'{"id":', end=b"")
+        parts.read_all().delete(name)
+        durable.append(read_manifest(tmp_path / "map").counts)
+    parts.reader.clock.advance(KEPT_EVERY_S)
+    parts.read_all()
+    durable.append(read_manifest(tmp_path / "map").counts)
+    counts = [(one.primary_events, one.malformed, one.lost_bytes) for one in durable]
+    assert counts == [(1, 1, 6), (1, 1, 6), (2, 2, 12)]
+    assert durable[-1].dead_letters == parts.map.counts.dead_letters
 
 
 def test_a_removed_map_is_rebuilt_from_the_logs_with_its_dead_letters(logs, tmp_path):
