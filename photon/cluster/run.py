@@ -380,6 +380,7 @@ def _join(
     if not ground.joined_before:  # whose registry was founded
         clear_unfounded(work, replicas)
     topology = placed(planned, members_of(work, replicas), {}, names, work, random.Random())
+    joined_before = merge_fates(_ledgers(topology), ground.joined_before)[Fate.JOINED.value]
     cluster = LocalCluster(topology, work, ground.launcher)
     draining = _Draining(topology.drain, work, display, began)
     every_s = POLL_S if topology.drain else FOLLOWING_S
@@ -390,9 +391,9 @@ def _join(
                 loop.until(over, _DRAINED_BY if watch is None else tuple(ROLES))
             loop.until(Completing(loop.told_to_stop, display).is_over, ("joiner",))
     except StalledError as error:
-        error.summary = _summary(topology, draining, ground.joined_before, display)
+        error.summary = _summary(topology, draining, joined_before, display)
         raise
-    return _summary(topology, draining, ground.joined_before, display)
+    return _summary(topology, draining, joined_before, display)
 
 
 class _Draining:
@@ -501,15 +502,19 @@ def _tell_unended(display: RunDisplay, statuses: Sequence[Status]) -> None:
             display.notice(f"{file} was not read ({reason}), left for the next run")
 
 
+def _ledgers(topology: Topology) -> list[Status]:
+    return [ledger_of(topology, pipeline) for pipeline in topology.pipelines]
+
+
 def _summary(topology: Topology, run: _Draining, joined_before: int, display: RunDisplay) -> dict[str, Any]:
     per_datacenter = joined_lines(Path(topology.output))
     joined = sum(per_datacenter.values())
-    ledgers = [ledger_of(topology, pipeline) for pipeline in topology.pipelines]
+    ledgers = _ledgers(topology)
     written = sum(ledger["fates"][Fate.JOINED.value] for ledger in ledgers)
     if written > joined:
         display.notice(
-            f"{written - joined:,} joined lines are not in {topology.output}/joined any more; they count as "
-            "duplicate. Restore them, unless they were moved away on purpose or `photon recover` has had "
+            f"{written - joined:,} joined lines are not in {topology.output}/joined any more, and count as "
+            "joined. Restore them, unless they were moved away on purpose or `photon recover` has had "
             "them joined again"
         )
     unlisted = unlisted_files(topology)

@@ -139,14 +139,16 @@ def merge_fates(dispatchers: Iterable[Status], joined: int) -> dict[str, int]:
     """Counts of all datacenters together, over the events of one copy of the logs.
 
     Every datacenter reads its own copy of the same logs, so an event has one fate in each: told "already
-    registered" counts as joined or duplicate, which `joined`, the lines in the output, tells apart. Where
-    datacenters judged differently, the one that got furthest decides: an event is unjoinable only if no
-    datacenter joined it. Where one has read less than another, for it is new or some logs were gone, the
-    other's word counts: pending is no more than what waits somewhere.
+    registered" counts as joined or duplicate, which `joined`, the lines in the output, tells apart; lines
+    that were taken away since are joined, too. Where datacenters judged differently, the one that got
+    furthest decides: an event is unjoinable only if no datacenter joined it. Where one has read less than
+    another, for it is new or some logs were gone, the other's word counts: pending is no more than what waits
+    somewhere.
     """
     ledgers = list(dispatchers)
     if not ledgers:
         return {"foreign_events": 0, **{fate.value: 0 for fate in Fate}}
+    joined = max(joined, sum(_fate(ledger, Fate.JOINED) for ledger in ledgers))
     events = max(int(ledger["foreign_events"]) for ledger in ledgers)
     rest = {fate: min(_fate(ledger, fate) for ledger in ledgers) for fate in LETTERS}
     told = max(_fate(ledger, Fate.JOINED) + _fate(ledger, Fate.DUPLICATE) for ledger in ledgers)
@@ -180,10 +182,12 @@ def _settled(ledger: Status) -> int:
 def run_summary(
     ledgers: Sequence[Status], eventstores: Sequence[Status], joined: int, joined_before: int, seconds: float
 ) -> dict[str, Any]:
-    """What `photon join` and `photon dev` have in common. `ledgers`: of each datacenter; `joined`: lines."""
-    new = joined - joined_before
+    """What `photon join` and `photon dev` have in common. `ledgers`: of each datacenter; `joined`: lines;
+    `joined_before`: what this said of `joined` at the start."""
+    counts = merge_fates(ledgers, joined)
+    new = counts[Fate.JOINED.value] - joined_before
     return {
-        **merge_fates(ledgers, joined),
+        **counts,
         "adds_up": all(fates_of(ledger)["adds_up"] for ledger in ledgers),
         "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
         "lost_bytes": sum(one.get("lost_bytes", 0) for one in (*ledgers, *eventstores)),

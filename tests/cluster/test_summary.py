@@ -1,4 +1,4 @@
-from photon.cluster.statuses import fates_of, merge_fates, percentiles_ms, whole
+from photon.cluster.statuses import fates_of, merge_fates, percentiles_ms, run_summary, whole
 
 
 def ledger(events, **fates):
@@ -29,6 +29,14 @@ def test_an_event_that_one_datacenter_joined_is_not_unjoinable():
 def test_an_event_joined_before_a_crash_and_read_again_counts_as_joined_not_as_duplicate():
     counts = merge_fates([ledger(10, joined=7, duplicate=3)], joined=10)
     assert (counts["joined"], counts["duplicate"]) == (10, 0)
+
+
+def test_lines_that_a_consumer_took_away_are_joined_and_no_duplicates():
+    after = {**status("east", 10, joined=9, duplicate=1), "wasted_joins": 0}
+    after["latency_us"] = {"edges": [], "counts": []}
+    summary = run_summary([after], [], joined=2, joined_before=5, seconds=2.0)
+    assert (summary["joined"], summary["duplicate"]) == (9, 1)
+    assert (summary["joined_this_run"], summary["joined_per_s"]) == (4, 2.0)
 
 
 def test_lines_that_are_out_before_the_ledger_says_so_are_not_pending():
