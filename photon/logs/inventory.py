@@ -320,7 +320,9 @@ class Inventory:
                 self._refresh(same, file)
                 continue
             new.append(file)
-            if old is not None:
+            if old is not None and old.held < 0 and not os.path.lexists(old.state.path):
+                lost[old] = ""  # deleted, and its inode is another's now
+            elif old is not None:
                 lost[old] = f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten"
         lost |= self._missing(present, elsewhere)
         for file in new:

@@ -207,6 +207,19 @@ def test_a_file_renamed_out_of_the_pattern_is_read_to_its_end(logs, following):
     assert not it.states[0].gone
 
 
+def test_a_log_that_was_read_and_whose_inode_a_new_file_got_is_simply_gone(logs, following, monkeypatch):
+    monkeypatch.setattr(inventory, "AWAY_S", 0.0)
+    append(logs / "a.jsonl", b"1\n2\n")
+    first = following()
+    first.read()
+    (logs / "a.jsonl").rename(logs / "b.jsonl")
+    (logs / "b.jsonl").write_bytes(b"3\n")
+    it = following(states=first.states.values())
+    assert it.read() == {"b.jsonl": b"3\n"}
+    assert it.notices == [f"{logs}/a.jsonl is gone; it was read to its end"]
+    assert (it.states[0].gone, it.follower.take_lost()) == (True, 0)
+
+
 def test_a_file_that_shrank_to_between_stored_and_read_is_not_read_on_in_the_middle(logs, following):
     append(logs / "a.jsonl", b"1\n2\n3\n")
     it = following()
