@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from photon.connect.ports import Batch, Fields, Loss, Runs, State
+from photon.connect.ports import Batch, Fields, Loss, Runs, State, shown
 from photon.connect.rows import note_rows, rows_path
 from photon.connect.uris import is_source, make_source, parse_uri
 from photon.core.clock import Background, Backoff
@@ -45,6 +45,8 @@ _STATE_BYTES_MAX: Final = 1 << 30
 _DAY_S: Final = 86_400.0
 _PARTITION: Final = b"p"
 _STRIPE: Final = b"s"
+_KEY_BYTES_MAX: Final = 511
+"""Of LMDB."""
 
 SIDES: Final = ("primary", "foreign")
 
@@ -104,29 +106,45 @@ class Copies:
         self._file_bytes_max = file_bytes_max
         self._state = self._file.open(_STATE_BYTES_MAX)
         self._logs = [RotatingLog(directory, f"{stripe}", file_bytes_max) for stripe in range(STRIPES)]
-        self.after: dict[str, int] = {}
-        """Partition -> the number of its last record that is in the logs."""
+        self._places: dict[bytes, tuple[str, int]] = {}
+        """By key: a partition, and the number of its last record that is in the logs. One that was made anew
+        takes the place of the former."""
         self._stripes: dict[str, int] = {}
         """Partition -> its log, for the sake of their sizes; it may be another after the next start."""
         self._recover()
+
+    @property
+    def after(self) -> dict[str, int]:
+        """Partition -> the number of its last record that is in the logs."""
+        return dict(self._places.values())
+
+    def made_anew(self, batches: Iterable[Batch]) -> set[str]:
+        """Names of partitions by which others are in the logs."""
+        known = ((one.partition, self._places.get(_key(one.partition))) for one in batches)
+        return {shown(name) for name, place in known if place and place[0] not in (name, shown(name))}
 
     def _recover(self) -> None:
         with self._file.errors(), self._state.begin(write=True) as txn:
             appends: dict[int, _Append] = {}
             for key, value in txn.cursor():
                 if key[:1] == _PARTITION:
-                    self.after[key[1:].decode()] = msgspec.msgpack.decode(value, type=int)
+                    place = msgspec.msgpack.decode(value, type=tuple[str, int] | int)
+                    self._places[key] = (key[1:].decode(), place) if isinstance(place, int) else place
                 else:
                     appends[key[1]] = msgspec.msgpack.decode(value, type=_Append)
             for stripe, append in appends.items():
-                for partition, number in self._left_out(stripe, append).items():
-                    key = _PARTITION + partition.encode()
+                left_out = self._left_out(stripe, append)
+                if left_out:  # settled here, once: the partition may go on in another log
+                    settled = _Append(append.file, append.at, ())
+                    txn.put(_STRIPE + bytes([stripe]), msgspec.msgpack.encode(settled))
+                for partition, number in left_out.items():
+                    key = _key(partition)
                     if number is None:
-                        self.after.pop(partition, None)
+                        self._places.pop(key, None)
                         txn.delete(key)
                     else:
-                        self.after[partition] = number
-                        txn.put(key, msgspec.msgpack.encode(number))
+                        self._places[key] = partition, number
+                        txn.put(key, msgspec.msgpack.encode(self._places[key]))
         for stripe, log in enumerate(self._logs):
             log.cut_torn_line()
             if stripe not in appends and log.position.offset:
@@ -158,27 +176,28 @@ class Copies:
         by_log: dict[int, list[Batch]] = defaultdict(list)
         for batch in batches:
             by_log[self._stripes.setdefault(batch.partition, len(self._stripes) % STRIPES)].append(batch)
-        upto: dict[str, int] = {}
+        after, upto = self.after, dict[str, int]()
         lines = {stripe: b"".join([one.lines for one in of_it]) for stripe, of_it in by_log.items()}
         with self._file.errors(), self._state.begin(write=True) as txn:
             for stripe, of_it in by_log.items():
                 place = self._room(self._logs[stripe], len(lines[stripe]))
                 parts = []
                 for batch in of_it:
-                    before = upto.get(batch.partition, self.after.get(batch.partition))
+                    before = upto.get(batch.partition, after.get(batch.partition))
                     parts.append(_Part(batch.partition, len(batch.lines), before, batch.runs))
                     first, count = batch.runs[-1]
                     upto[batch.partition] = first + count - 1
                 append = _Append(place.file, place.offset, tuple(parts))
                 txn.put(_STRIPE + bytes([stripe]), msgspec.msgpack.encode(append))
                 note_rows(self._logs[stripe].path(place.file), place.offset, of_it, self._source)
-            for partition, number in upto.items():
-                txn.put(_PARTITION + partition.encode(), msgspec.msgpack.encode(number))
+            places = {_key(partition): (partition, number) for partition, number in upto.items()}
+            for key, place_of_it in places.items():
+                txn.put(key, msgspec.msgpack.encode(place_of_it))
         for stripe, column in lines.items():
             self._logs[stripe].append(column, rotate=False)
         for stripe in lines:
             self._logs[stripe].sync()
-        self.after |= upto
+        self._places |= places
         return upto
 
     def _room(self, log: RotatingLog, size: int) -> LogPosition:
@@ -205,6 +224,12 @@ class Copies:
         for log in self._logs:
             log.close()
         self._state.close()
+
+
+def _key(partition: str) -> bytes:
+    """What its place is kept by, whatever the length of its name."""
+    key = _PARTITION + shown(partition).encode()
+    return key if len(key) <= _KEY_BYTES_MAX else _PARTITION + hashlib.blake2b(key).digest()
 
 
 def _number_of(part: _Part, lines: int) -> int | None:
@@ -313,6 +338,11 @@ class Import:
         for loss in self._source.losses():
             self._note_loss(loss)
         if batches:
+            if anew := self._copies.made_anew(batches):
+                self._notice(
+                    f"{self._name}: made anew, so read from the start: {', '.join(sorted(anew))}; what has "
+                    "joined does not join twice, and what the former had more is lost to the join"
+                )
             upto = self._copies.append(batches)
             self._records += sum(count for batch in batches for _, count in batch.runs)
             size = sum(len(batch.lines) for batch in batches)

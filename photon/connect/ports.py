@@ -3,6 +3,9 @@
 A source has partitions; a partition has records, each with a number that never changes (Kafka: its offset; a
 table: its row). Numbers rise, and may have gaps. A sink takes joined lines with the place that they have in
 the joined log, and tells after any crash up to where it has them.
+
+What is made anew under a name (a topic, a file) is another partition, whose numbers mean other records. So a
+partition's name may go on behind a NUL, with what tells it from a former one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +17,11 @@ from photon.logs.writer import LogPosition
 
 Runs = tuple[tuple[int, int], ...]
 """Numbers of records, ascending: (first, how many follow each other)."""
+
+
+def shown(partition: str) -> str:
+    """A partition's name as people know it."""
+    return partition.partition("\0")[0]
 
 
 class State(Enum):

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from photon.connect.ports import Batch
+from photon.connect.ports import Batch, shown
 from photon.connect.uris import parse_uri
 from photon.core.disk import storage_errors
 from photon.logs.files import read_at
@@ -38,7 +38,8 @@ def note_rows(copy: Path, offset: int, batches: Sequence[Batch], source: str) ->
         return
     with storage_errors(rows_path(copy)), rows_path(copy).open("ab") as file:
         for batch in batches:
-            file.write(msgspec.json.encode((offset, batch.partition, batch.runs[0][0] + first)) + b"\n")
+            row = batch.runs[0][0] + first
+            file.write(msgspec.json.encode((offset, shown(batch.partition), row)) + b"\n")
             offset += len(batch.lines)
 
 

@@ -129,6 +129,45 @@ def test_what_a_kill_leaves_of_an_append_is_gone_on_from(copies, tmp_path, keep)
     assert copied(directory) == lines_of(*itertools.chain(*TURNS))
 
 
+@pytest.mark.parametrize("keep", [0, 30, 1000])
+def test_a_kill_while_what_was_made_anew_comes_leaves_out_none_of_it(copies, tmp_path, keep):
+    one = copies()
+    one.append([batch("a\0x", (0, 50))])
+    before = {path: path.stat().st_size for path in (tmp_path / "copies").glob("*.jsonl")}
+    one.append([batch("a\0y", (0, 3))])
+    one.close()
+    last_append_cut(tmp_path / "copies", before, keep)
+    again = copies()
+    assert again.after == {0: {}, 30: {"a\0y": 0}, 1000: {"a\0y": 2}}[keep]
+    again.close()
+
+
+def test_what_a_kill_left_of_an_append_does_not_count_again_later(copies, tmp_path):
+    one = copies()
+    one.append([batch("a", (0, 1)), batch("b", (0, 1))])
+    before = {path: path.stat().st_size for path in (tmp_path / "copies").glob("*.jsonl")}
+    one.append([batch("b", (1, 2))])
+    one.close()
+    last_append_cut(tmp_path / "copies", before, 0)
+    again = copies()
+    again.append([batch("b", (1, 5))])  # in another log than before
+    again.close()
+    last = copies()
+    assert last.after == {"a": 0, "b": 5}
+    last.close()
+
+
+@pytest.mark.parametrize("size", [509, 510, 511, 4000])
+def test_a_partition_may_have_a_long_name(copies, size):
+    one = copies()
+    one.append([batch("a" * size, (0, 2)), batch("b", (0, 1)), batch("a" * (size - 1) + "b", (0, 1))])
+    after = one.after
+    one.close()
+    again = copies()
+    assert again.after == after == {"a" * size: 1, "b": 0, "a" * (size - 1) + "b": 0}
+    again.close()
+
+
 def test_a_copy_that_was_cut_is_told_as_corrupt(copies, tmp_path):
     one = copies()
     for turn in TURNS[:2]:
@@ -274,6 +313,16 @@ def test_what_the_source_has_no_more_is_told_by_number(imported):
         "kafka://h/t: a has records 10 to 14 no more (5): they were deleted before they were read, and are "
         "lost to the join"
     )
+
+
+def test_what_was_made_anew_is_told_and_has_the_place_of_the_former(imported):
+    anew = [batch("b\0second", (0, 2)), batch("c\0first", (0, 1))]
+    source = Scripted([batch("a", (0, 1)), batch("b\0first", (0, 9))], anew, [batch("b\0second", (2, 1))])
+    status, notices, _ = imported(source, finished)
+    assert (status["records"], status["partitions"]) == (14, 3)
+    (told,) = notices
+    assert told.startswith("kafka://h/t: made anew, so read from the start: b; what has joined does not")
+    assert source.told == [{"a": 0, "b\0first": 8}, {"b\0second": 1, "c\0first": 0}, {"b\0second": 2}]
 
 
 def test_what_no_other_try_mends_ends_the_process(imported):
