@@ -2,6 +2,9 @@
 
 Where to go on is told by what is on disk here (photon.connect.importer), not by the consumer group. The group
 is told, so that others' tools show how far this is; nobody relies on it.
+
+A topic is known by its id, where the brokers give it one: offsets of one that was made anew mean other
+records, so it is read from its start.
 """
 
 import contextlib
@@ -12,12 +15,21 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+    Uuid,
+)
+from confluent_kafka.admin import AdminClient
 
 from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, topic_of
-from photon.connect.ports import Batch, Fields, Loss, Runs, State
+from photon.connect.ports import Batch, Fields, Loss, Runs, State, shown
 from photon.connect.uris import Uri
-from photon.core.errors import UnavailableError, UsageError
+from photon.core.errors import PhotonError, UnavailableError, UsageError
 
 RECORDS_MAX: Final = 10_000
 BYTES_MAX: Final = 8 << 20
@@ -28,6 +40,7 @@ _NO_VALUE: Final = b"null"  # no event: malformed, so somebody is told
 _PER_MS: Final = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}
 _EOF: Final = KafkaError._PARTITION_EOF
 _GONE: Final = KafkaError._AUTO_OFFSET_RESET
+_NO_ID: Final = str(Uuid(0, 0))
 
 
 class KafkaSource:
@@ -40,6 +53,7 @@ class KafkaSource:
     def __init__(self, uri: Uri, fields: Fields) -> None:
         self._uri, self._topic = uri, topic_of(uri)
         given, own = client_settings(uri, {"group", "key", "timestamp", "header"})
+        self._given = given
         self._settings: dict[str, Any] = {
             "group.id": own.get("group", "photon"),
             # Else each record of a live topic is an answer of its own.
@@ -59,6 +73,13 @@ class KafkaSource:
         self._value = _splicing(uri, own, fields)
         self._consumer: Any = made(uri, Consumer, self._settings)
         self._fresh = True
+        self._id: str | None = None
+        """The topic's; "" where the brokers know none."""
+        self._places: dict[int, tuple[str, int]] = {}
+        """Partition -> the topic that it is of, and up to which record it is read."""
+        self._amiss = False
+        """A record could not be read, or the topic is another: all begins anew at the places."""
+        self._error: PhotonError | None = None
         self._next: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         """Where each partition ended when this was opened, or at the last look; where `drain`, that is
@@ -71,39 +92,54 @@ class KafkaSource:
         self._records_max = 100
 
     def open(self, after: Mapping[str, int], drain: bool) -> None:
+        self._drain, self._error = drain, None
+        self._places = {_partition(name): (name.partition("\0")[2], after[name]) for name in after}
+        self._begin()
+
+    def _begin(self) -> None:
+        """At the places. UnavailableError: again, later."""
+        self._amiss = True
         if not self._fresh:
             self.close()
             self._consumer = made(self._uri, Consumer, self._settings)
         self._fresh = False
-        self._drain = drain
-        self._next, self._ends, self._drained = {}, {}, set()
-        known = {int(partition.rpartition("-")[2]): number for partition, number in after.items()}
-        self._take_partitions(known)
+        self._id, self._next, self._ends, self._drained = None, {}, {}, set()
+        self._take_partitions()
+        self._amiss = False
 
-    def _take_partitions(self, after: Mapping[int, int]) -> None:
-        """Begin with those that are new. UnavailableError."""
+    def _take_partitions(self) -> None:
+        """Begin with those that are new; all of them, where the topic was made anew. UnavailableError."""
         self._looked_s = time.monotonic()
         try:
             topic = self._consumer.list_topics(self._topic, ASK_S).topics[self._topic]
+            if topic.error is not None and topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise UnavailableError(
+                    f"{self._uri.shown}: there is no such topic; make it, or mend its name"
+                )
+            if topic.error is not None:
+                raise in_words(self._uri, topic.error)
+            asked = TopicCollection([self._topic])
+            # Else it logs each setting that is a consumer's.
+            admin = made(self._uri, AdminClient, {**self._given, "log_level": 3})
+            known = admin.describe_topics(asked, request_timeout=ASK_S)[self._topic].result()
         except KafkaException as error:
             raise in_words(self._uri, error) from error
-        if topic.error is not None and topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise UnavailableError(f"{self._uri.shown}: there is no such topic; make it, or mend its name")
-        if topic.error is not None:
-            raise in_words(self._uri, topic.error)
-        new = []
+        found = "" if str(known.topic_id) == _NO_ID else str(known.topic_id)
+        if self._id not in (None, found):
+            return self._begin()
+        self._id = found
         for partition in sorted(topic.partitions.keys() - self._next.keys()):
-            low, self._ends[partition] = self._bounds(partition)
-            start = after.get(partition, low - 1) + 1
-            if start > self._ends[partition]:
-                raise self._made_anew(partition, start)
+            low, end = self._bounds(partition)
+            known_by, number = self._places.get(partition, ("", low - 1))
+            start = number + 1 if known_by in ("", found) else low
+            if start > end:
+                raise self._ends_before(partition, start)
             if start < low:
-                self._losses.append(Loss(self._name(partition), start, low - start))
+                self._losses.append(Loss(shown(self._name(partition)), start, low - start))
                 start = low
-            self._next[partition] = start
-            new.append(TopicPartition(self._topic, partition, start))
-        if new:
-            self._consumer.incremental_assign(new)
+            self._consumer.incremental_assign([TopicPartition(self._topic, partition, start)])
+            self._next[partition], self._ends[partition] = start, end
+            self._places[partition] = found, start - 1
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         try:
@@ -113,8 +149,13 @@ class KafkaSource:
         return low, high
 
     def read(self, wait_s: float) -> Sequence[Batch]:
-        if not self._drain and time.monotonic() - self._looked_s > PARTITIONS_EVERY_S:
-            self._take_partitions({})
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._amiss:
+            self._begin()
+        elif not self._drain and time.monotonic() - self._looked_s > PARTITIONS_EVERY_S:
+            self._take_partitions()
         records: dict[int, list[Any]] = defaultdict(list)
         try:
             # `consume` alone would wait until it has as many as it is asked for.
@@ -126,8 +167,13 @@ class KafkaSource:
         for record in found:
             if record.error() is None:
                 records[record.partition()].append(record)
-            else:
-                self._told(record)
+            elif record.error().code() == _EOF:
+                self._ended(record.partition(), record.offset())
+            else:  # those before it are kept, and those behind it read once more
+                self._amiss = True
+                if record.error().code() != _GONE:
+                    self._error = in_words(self._uri, record.error())
+                break
         batches = [self._batch(partition, of_it) for partition, of_it in records.items()]
         if batches:
             mean = sum(len(batch.lines) for batch in batches) / sum(map(len, records.values()))
@@ -143,35 +189,23 @@ class KafkaSource:
             lines = b"\n".join([one.replace(b"\n", b" ") for one in values])
         numbers = [record.offset() for record in records]
         self._next[partition] = numbers[-1] + 1
+        self._places[partition] = self._id or "", numbers[-1]
         return Batch(self._name(partition), lines + b"\n", _runs(numbers))
 
-    def _told(self, record: Any) -> None:
-        error, partition = record.error(), record.partition()
-        if error.code() == _EOF:
-            self._drained.add(partition)
-            self._next[partition] = max(self._next[partition], record.offset())
-            self._ends[partition] = max(self._ends[partition], record.offset())
-        elif error.code() == _GONE:
-            low, _ = self._bounds(partition)
-            start = self._next[partition]
-            if low > start:
-                self._losses.append(Loss(self._name(partition), start, low - start))
-            elif low < start:
-                raise self._made_anew(partition, start)
-            self._next[partition] = low
-            self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
-            self._consumer.incremental_assign([TopicPartition(self._topic, partition, low)])
-        else:
-            raise in_words(self._uri, error)
+    def _ended(self, partition: int, end: int) -> None:
+        self._drained.add(partition)
+        self._next[partition] = max(self._next[partition], end)
+        self._ends[partition] = max(self._ends[partition], end)
 
-    def _made_anew(self, partition: int, start: int) -> UsageError:
+    def _ends_before(self, partition: int, start: int) -> UsageError:
         return UsageError(
             f"{self._uri.shown}: partition {partition} ends before record {start}, up to which it was read: "
-            "the topic was made anew; read it with another --out, or by another name"
+            "its brokers have lost records, or the topic was made anew; read it with another --out, or by "
+            "another name"
         )
 
     def state(self) -> State:
-        if self._drain and all(map(self._is_drained, self._ends)):
+        if self._drain and not self._amiss and all(map(self._is_drained, self._ends)):
             return State.FINISHED
         return State.ACTIVE if self._more else State.IDLE
 
@@ -192,10 +226,7 @@ class KafkaSource:
         return sum(max(0, end - self._next[partition]) for partition, end in self._ends.items())
 
     def kept(self, upto: Mapping[str, int]) -> None:
-        places = [
-            TopicPartition(self._topic, int(partition.rpartition("-")[2]), number + 1)
-            for partition, number in upto.items()
-        ]
+        places = [TopicPartition(self._topic, _partition(name), number + 1) for name, number in upto.items()]
         with contextlib.suppress(KafkaException):  # for others to look at
             self._consumer.commit(offsets=places, asynchronous=True)
 
@@ -205,7 +236,11 @@ class KafkaSource:
             self._consumer = None
 
     def _name(self, partition: int) -> str:
-        return f"{self._topic}-{partition}"
+        return f"{self._topic}-{partition}" + (f"\0{self._id}" if self._id else "")
+
+
+def _partition(name: str) -> int:
+    return int(shown(name).rpartition("-")[2])
 
 
 def _runs(numbers: Sequence[int]) -> Runs:

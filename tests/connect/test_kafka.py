@@ -1,10 +1,12 @@
 """Kafka as a source, against a real broker."""
 
+import contextlib
+import itertools
 import json
 
 import pytest
 
-from photon.connect.ports import Fields, Loss, State
+from photon.connect.ports import Fields, Loss, State, shown
 from photon.connect.uris import make_source
 from photon.core.errors import UnavailableError, UsageError
 from tests.waiting import wait_until
@@ -63,8 +65,8 @@ def drained(source, after=None):
     lines, numbers = {}, {}
     while source.state() is not State.FINISHED:
         for batch in source.read(0.5):
-            lines.setdefault(batch.partition, []).extend(batch.lines.splitlines())
-            of_it = numbers.setdefault(batch.partition, [])
+            lines.setdefault(shown(batch.partition), []).extend(batch.lines.splitlines())
+            of_it = numbers.setdefault(shown(batch.partition), [])
             of_it += [number for first, count in batch.runs for number in range(first, first + count)]
     return lines, numbers
 
@@ -128,8 +130,52 @@ def test_new_partitions_are_found_while_it_is_followed(topic, broker, produced, 
     produced(name, [b"{}"], partition=1)
     found = []
     wait_until(lambda: found.extend(one.read(0.1)) or found, 30)
-    assert [batch.partition for batch in found] == [f"{name}-1"]
+    assert [shown(batch.partition) for batch in found] == [f"{name}-1"]
     assert one.state() in (State.ACTIVE, State.IDLE)
+
+
+def failing(source, monkeypatch, *calls):
+    """At these calls from now on it gets no answer to where a partition begins and ends."""
+    bounds, counted = source._bounds, itertools.count(1)
+
+    def asked(partition):
+        if next(counted) in calls:
+            raise UnavailableError("no answer")
+        return bounds(partition)
+
+    monkeypatch.setattr(source, "_bounds", asked)
+
+
+def read_until(source, done):
+    """Partition -> the numbers of its records, of reads that are repeated whatever they raise."""
+    numbers = {}
+
+    def read():
+        with contextlib.suppress(UnavailableError):
+            for batch in source.read(0.1):
+                of_it = numbers.setdefault(shown(batch.partition), [])
+                of_it += [number for first, count in batch.runs for number in range(first, first + count)]
+        return done(numbers)
+
+    wait_until(read, 30)
+    return numbers
+
+
+def test_new_partitions_that_are_found_in_trouble_are_read(topic, broker, produced, source, monkeypatch):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    monkeypatch.setattr("photon.connect.kafka.PARTITIONS_EVERY_S", 0.2)
+    name = topic()
+    one = source(name)
+    one.open({}, False)
+    failing(one, monkeypatch, 2)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.create_partitions([NewPartitions(name, 4)])[name].result(30)
+    wait_until(lambda: len(admin.list_topics(name).topics[name].partitions) == 4)
+    for partition in range(1, 4):
+        produced(name, [b"{}"], partition=partition)
+    found = read_until(one, lambda numbers: len(numbers) == 3)
+    assert found == {f"{name}-{partition}": [0] for partition in range(1, 4)}
 
 
 def delete_before(broker, topic, offset):
@@ -152,7 +198,10 @@ def test_what_retention_took_before_it_was_read_is_told_by_number(topic, broker,
     assert one.losses() == [], "what was deleted before anybody wanted it is no loss"
 
 
-def test_what_retention_takes_while_it_is_followed_is_told_too(topic, broker, produced, source):
+@pytest.mark.parametrize("failures", [(), (1,)])
+def test_what_retention_takes_while_it_is_followed_is_told_too(
+    topic, broker, produced, source, monkeypatch, failures
+):
     name = topic()
     for _ in range(40):
         produced(name, [b"{%s}" % (b" " * 20_000)])  # each is a batch, and a mark of its end
@@ -160,26 +209,103 @@ def test_what_retention_takes_while_it_is_followed_is_told_too(topic, broker, pr
     one.open({}, False)
     assert one.read(10)[0].runs[0][0] == 0
     delete_before(broker, name, 60)
-    numbers = []
-
-    def read_all():
-        for batch in one.read(0.1):
-            numbers.extend(n for first, count in batch.runs for n in range(first, first + count))
-        return numbers[-1:] == [78]
-
-    wait_until(read_all, 30)
+    failing(one, monkeypatch, *failures)
+    (numbers,) = read_until(one, lambda found: [78] in [some[-1:] for some in found.values()]).values()
     (loss,) = one.losses()
     assert loss.first + loss.count == 60
     assert [number for number in numbers if number > loss.first] == list(range(60, 80, 2))
 
 
-def test_a_topic_that_was_made_anew_is_refused(topic, produced, source):
+class Amiss:
+    """A consumer whose next records have one among them that can't be read, behind `whole` that can."""
+
+    def __init__(self, consumer, whole, partition):
+        self._consumer, self._whole, self._partition = consumer, whole, partition
+
+    def __getattr__(self, name):
+        return getattr(self._consumer, name)
+
+    def consume(self, count, wait_s):
+        found = self._consumer.consume(count, wait_s)
+        if self._whole and len(found) > self._whole:
+            found.insert(self._whole, self)
+            self._whole = 0
+        return found
+
+    def partition(self):
+        return self._partition
+
+    def error(self):
+        from confluent_kafka import KafkaError
+
+        return KafkaError(KafkaError._BAD_MSG)
+
+
+def test_a_record_that_can_not_be_read_takes_no_other_with_it(topic, produced, source):
+    name = topic()
+    produced(name, [b'{"n":%d}' % n for n in range(90)])
+    one = source(name)
+    one.open({}, False)
+    one._consumer = Amiss(one._consumer, 7, 0)
+    wait_until(lambda: one._error or (one.read(0.5) and False), 30)
+    assert one._next == {0: 8}
+    with pytest.raises(UnavailableError, match="tried again"):
+        one.read(0.1)
+    found = read_until(one, lambda numbers: [89] in [some[-1:] for some in numbers.values()])
+    assert found == {f"{name}-0": [*range(8, 90)]}
+
+
+def made_anew(broker, name, partitions=1):
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.delete_topics([name])[name].result(30)
+
+    def made():
+        with contextlib.suppress(KafkaException):
+            admin.create_topics([NewTopic(name, partitions)])[name].result(30)
+            return True
+
+    wait_until(made, 30)
+    wait_until(lambda: len(admin.list_topics(name).topics[name].partitions) == partitions)
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_start_however_long_it_is(
+    topic, broker, produced, source
+):
+    name = topic()
+    produced(name, [b"{}"] * 3)
+    one = source(name)
+    one.open({}, True)
+    (first,) = one.read(10)
+    made_anew(broker, name)
+    produced(name, [b'{"n":%d}' % n for n in range(9)])
+    assert drained(one, {first.partition: 2})[1] == {f"{name}-0": [*range(9)]}
+    assert drained(one, {f"{name}-0": 2})[1] == {f"{name}-0": [*range(3, 9)]}, "of brokers that knew no ids"
+    assert one.losses() == []
+
+
+def test_a_topic_that_is_made_anew_while_it_is_followed_is_read_from_its_start(
+    topic, broker, produced, source, monkeypatch
+):
+    monkeypatch.setattr("photon.connect.kafka.PARTITIONS_EVERY_S", 0.5)
+    name = topic()
+    produced(name, [b"{}"] * 3)
+    one = source(name)
+    one.open({}, False)
+    read_until(one, lambda numbers: numbers)
+    made_anew(broker, name)
+    produced(name, [b"{}"] * 9)
+    (numbers,) = read_until(one, lambda found: [8] in [some[-1:] for some in found.values()]).values()
+    assert numbers[-9:] == [*range(9)]
+
+
+def test_a_topic_that_ends_before_its_place_is_refused(topic, produced, source):
     name = topic()
     produced(name, [b"{}"])
     one = source(name)
-    with pytest.raises(
-        UsageError, match="ends before record 51, up to which it was read: the topic was made"
-    ):
+    with pytest.raises(UsageError, match="ends before record 51, up to which it was read: its brokers have"):
         drained(one, {f"{name}-0": 50})
 
 
