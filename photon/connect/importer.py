@@ -341,7 +341,7 @@ class Import:
             if anew := self._copies.made_anew(batches):
                 self._notice(
                     f"{self._name}: made anew, so read from the start: {', '.join(sorted(anew))}; what has "
-                    "joined does not join twice, and what the former had more is lost to the join"
+                    "joined does not join twice; what the former had that was not read is lost to the join"
                 )
             upto = self._copies.append(batches)
             self._records += sum(count for batch in batches for _, count in batch.runs)

@@ -1,7 +1,7 @@
 """CSV and Parquet as sources: whole files, a row an event. A file is a partition, a record's number its row.
 
-A file must be whole when it gets its name: write it under another and rename it. Rows are read once; what a
-file that was read gets later is not seen.
+A file must be whole when it gets its name: write it under another and rename it. It is known by its size and
+time, too: one that changes is read from its start.
 
 Parquet keeps its types. Of CSV every value stays the text that it is, so that no id loses its zeros; only the
 time, where it is a number, becomes one; what is empty is null.
@@ -14,6 +14,7 @@ import io
 import math
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -36,6 +37,9 @@ _HEADER_BYTES: Final = 1 << 16
 _BLOCK_BYTES: Final = 4 << 20
 _LOOK_EVERY_S: Final = 1.0
 _DELIMITERS: Final = ",;|\t"
+_STILL_S: Final = 10.0
+"""So long a file that was read must not have changed before it is read anew: else one that grows is, at each
+look."""
 _INEXACT: Final = r"\A\s*[+-]?\d{16,}\s*\z"
 """Whole numbers that a double may not hold."""
 _WHOLE: Final = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
@@ -64,9 +68,10 @@ class TableSource:
     def __init__(self, uri: Uri, fields: Fields, open_table: _Open) -> None:
         self._uri, self._fields, self._open = uri, fields, open_table
         self._after: dict[str, int] = {}
-        self._read: set[str] = set()
+        self._read: dict[str, str] = {}
+        """Path -> what the file was known by when it was last read, or found."""
         self._drain = False
-        self._waiting: list[str] = []
+        self._waiting: dict[str, None] = {}
         self._current: tuple[str, Iterator[pa.RecordBatch]] | None = None
         self._row = 0
         self._looked_s = float("-inf")
@@ -76,7 +81,7 @@ class TableSource:
 
     def open(self, after: Mapping[str, int], drain: bool) -> None:
         self._after, self._drain = dict(after), drain
-        self._read, self._waiting, self._current = set(), [], None
+        self._read, self._waiting, self._current = {}, {}, None
         self._looked_s = float("-inf")
         self._look()
         if drain and not self._waiting:
@@ -88,13 +93,15 @@ class TableSource:
         self._looked_s = time.monotonic()
         pattern, closed = self._uri.path, dict[str, str]()
         for path in sorted(matching_files(pattern, closed=closed)) if glob.has_magic(pattern) else [pattern]:
-            if path not in self._read and os.path.isfile(path):
-                self._read.add(path)
-                self._waiting.append(path)
-        new = [f"{name} cannot be read ({why})" for name, why in closed.items() if name not in self._closed]
+            known_by, changed_s = _known_by(path)
+            new = path not in self._read or abs(time.time() - changed_s) > _STILL_S
+            if known_by and new and known_by != self._read.get(path):
+                self._read[path] = known_by
+                self._waiting[path] = None
+        told = [f"{name} cannot be read ({why})" for name, why in closed.items() if name not in self._closed]
         self._closed = closed
-        if new:
-            self._to_tell = f"{'; '.join(new)}; see to its permissions"
+        if told:
+            self._to_tell = f"{'; '.join(told)}; see to its permissions"
             if self._drain:
                 raise UsageError(self._to_tell)
 
@@ -109,7 +116,8 @@ class TableSource:
             if not self._waiting:
                 return []
             self._row = 0
-            path = self._waiting[0]
+            path = next(iter(self._waiting))
+            self._read[path], _ = _known_by(path)
             self._current = path, self._open(path, self._fields)
         path, batches = self._current
         try:
@@ -120,26 +128,27 @@ class TableSource:
                 raise
             if self._drain:
                 raise UsageError(f"{path}: {first_line(error)}; is it whole?") from error
-            self._waiting.remove(path)
+            del self._waiting[path]
             if not os.path.exists(path):  # it may come again
-                self._read.discard(path)
+                del self._read[path]
                 gone = f"{path} is gone, though it was not read to its end: what it had more is not imported"
                 raise UnavailableError(gone) from error
-            self._waiting.append(path)  # the others need not wait for it
+            self._waiting[path] = None  # the others need not wait for it
             raise UnavailableError(
                 f"{path}: {first_line(error)}; tried again: write it under another name and rename it"
             ) from error
         if batch is None:
             self._current = None
-            self._waiting.remove(path)
+            del self._waiting[path]
             return []
         first, self._row = self._row, self._row + batch.num_rows
-        skipped = min(batch.num_rows, max(0, self._after.get(path, -1) + 1 - first))
+        name = f"{path}\0{self._read[path]}"
+        skipped = min(batch.num_rows, max(0, self._after.get(name, -1) + 1 - first))
         rows = batch.slice(skipped)
         if not rows.num_rows:
             return []
-        self._after[path] = self._row - 1
-        return [Batch(path, _lines(rows), ((first + skipped, rows.num_rows),))]
+        self._after[name] = self._row - 1
+        return [Batch(name, _lines(rows), ((first + skipped, rows.num_rows),))]
 
     def state(self) -> State:
         if self._current is not None or self._waiting:
@@ -157,6 +166,16 @@ class TableSource:
 
     def close(self) -> None:
         self._current = None
+
+
+def _known_by(path: str) -> tuple[str, float]:
+    """What tells a file from a former one, "" where it is none; when it changed."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return "", 0.0
+    known_by = f"{status.st_size}-{status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
+    return known_by, status.st_mtime
 
 
 def _csv_batches(path: str, fields: Fields, delimiter: str) -> Iterator[pa.RecordBatch]:

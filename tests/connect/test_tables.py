@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from photon.connect import tables
-from photon.connect.ports import Fields, State
+from photon.connect.ports import Fields, State, shown
 from photon.connect.sample import sampled
 from photon.connect.uris import make_source
 from photon.core.errors import UnavailableError, UsageError
@@ -32,8 +32,8 @@ def read(text, after=None, drain=True, fields=FIELDS):
         for batch in source.read(0.0):
             found = [json.loads(line) for line in batch.lines.splitlines()]
             assert len(found) == sum(count for _, count in batch.runs)
-            events.setdefault(batch.partition, []).extend(found)
-            last[batch.partition] = batch.runs[-1][0] + batch.runs[-1][1] - 1
+            events.setdefault(shown(batch.partition), []).extend(found)
+            last[shown(batch.partition)] = batch.runs[-1][0] + batch.runs[-1][1] - 1
     source.close()
     return events, last
 
@@ -194,11 +194,44 @@ def test_reading_goes_on_behind_the_last_row(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "b.parquet")
     a, b = str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")
+    whole = make_source(b, FIELDS)
+    whole.open({}, True)
+    (read_before,) = whole.read(0.0)
+
+    def name(path):
+        status = os.stat(path)
+        return f"{path}\0{status.st_size}-{status.st_mtime_ns}"
+
+    assert read_before.partition == name(b)
     for after in (-1, 0, 16_383, 16_384, 39_998):
-        events, last = read(tmp_path / "*.parquet", {a: after, b: 2})
+        events, last = read(tmp_path / "*.parquet", {name(a): after, name(b): 2})
         assert events == {a: rows[after + 1 :]}
         assert last == {a: 39_999}
-    assert read(tmp_path / "*.parquet", {a: 39_999, b: 2})[0] == {}
+    assert read(tmp_path / "*.parquet", {name(a): 39_999, name(b): 2})[0] == {}
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_file_that_was_replaced_is_read_from_its_start(tmp_path, monkeypatch, followed):
+    monkeypatch.setattr(tables, "_LOOK_EVERY_S", 0.0)
+    path = tmp_path / "a.csv"
+    path.write_text("id\n1\n2\n")
+    source = make_source(str(tmp_path / "*.csv"), FIELDS)
+    source.open({}, drain=not followed)
+    (first,) = source.read(0.0)
+    assert (source.read(0.0), source.read(0.0)) == ([], [])
+    path.write_text("id\n3\n4\n5\n")
+    if followed:
+        assert source.read(0.0) == [], "it may not be whole yet"
+        os.utime(path, (1, 1))
+    else:
+        source.open({first.partition: 1}, drain=True)
+    (second,) = source.read(0.0)
+    assert second.lines == b'{"id":"3"}\n{"id":"4"}\n{"id":"5"}\n'
+    assert (second.runs, first.runs) == (((0, 3),), ((0, 2),))
+    assert shown(first.partition) == shown(second.partition) == str(path)
+    assert first.partition != second.partition
+    assert (source.read(0.0), source.read(0.0)) == ([], []), "once"
+    source.close()
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
