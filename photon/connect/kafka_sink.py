@@ -80,6 +80,7 @@ class KafkaSink:
             "transaction.timeout.ms": round(TRANSACTION_S * 1000),
         }
         self._keys = keys_by(own["key"]) if own.get("key") else None
+        made(uri, Producer, self._producing)  # so that what can't be is told before anything begins
         self._producer: Any = None
         self._admin: Any = None
         self._held_up = 0

@@ -141,6 +141,7 @@ def test_parquet_tells_where_it_ends_or_that_it_is_not_ours(tmp_path):
         ("s3://b/p?mib=x", "mib is a number above 0 up to 1024, not 'x'"),
         ("s3://b/p?nope=1", "'nope' is not valid for store 'S3'"),
         ("iceberg://catalog/table", "write iceberg://CATALOG/NAMESPACE.TABLE"),
+        ("kafka://h:1/t?security.protocl=SSL", 'No such configuration property: "security.protocl"'),
         ("postgresql://h/d?nope=1", 'invalid connection option "nope"; known are key, table'),
     ],
 )
