@@ -57,7 +57,8 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
 
 class Round(msgspec.Struct, frozen=True, array_like=True):
     """`machines`: who computes, once all workers of the round before have stopped. `shares`: of one that has
-    none, those of the round before, or what who leads wants instead."""
+    none, those of the round before, or what who leads wants instead. `deploys`: how
+    often all have loaded new code."""
 
     number: int = 0
     lead: str = ""
@@ -67,6 +68,7 @@ class Round(msgspec.Struct, frozen=True, array_like=True):
     """Of one that has ended."""
     stores: int = 1
     shares: Shares = Shares()
+    deploys: int = 0
 
     @property
     def workers(self) -> list[Machine]:
@@ -130,7 +132,7 @@ def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) ->
     if now.lead == me.holder and now.stage == "stopping":
         if at < now.number or any(member.at < now.number for member in others):
             return None
-        running = Round(now.number, me.holder, "running", there, stores=stores)
+        running = Round(now.number, me.holder, "running", there, stores=stores, deploys=now.deploys)
         return msgspec.structs.replace(running, shares=fitting(now.shares, len(running.workers), stores))
     if now.stage == "running" and now.number == knows and now.machines == there:
         return None
@@ -139,7 +141,7 @@ def next_round(me: Machine, at: int, knows: int, view: View, stores: int = 1) ->
 
 def stopping(now: Round, me: Machine, shares: Shares | None = None) -> Round:
     """The round after, for which all stop. `shares`: from then on, if others."""
-    return Round(now.number + 1, me.holder, "stopping", shares=shares or now.shares)
+    return Round(now.number + 1, me.holder, "stopping", shares=shares or now.shares, deploys=now.deploys)
 
 
 def unlike(me: Machine, view: View) -> str:

@@ -131,6 +131,7 @@ def worker(
     config: Path | None,
 ) -> None:
     """One process of a run."""
+    from millwheel.code import load_kept
     from millwheel.links import Ways
     from millwheel.worker import Worker, store_of
 
@@ -142,7 +143,7 @@ def worker(
         ways = Ways(work, holder, number, lead, tuple(addresses.split(",")), network)
     opened = store_of(work, store, number)
     slots = list(map(int, owners.split(",")))
-    Worker(ways, load_topology(topology), me, slots, drain, SystemClock(), opened).run()
+    Worker(ways, load_kept(topology, work), me, slots, drain, SystemClock(), opened).run()
 
 
 @group.command("receiver", hidden=True)
@@ -151,12 +152,13 @@ def worker(
 @click.option("--injector", required=True)
 def receiver(topology: str, work: Path, injector: str) -> None:
     """The process of a run that is pushed to."""
+    from millwheel.code import load_kept
     from millwheel.push import PushedLogs, PushServer
     from millwheel.worker import pushed_logs
 
     die_with_parent()
     logging.basicConfig()
-    found = load_topology(topology).injectors[injector]
+    found = load_kept(topology, work).injectors[injector]
     network = network_of(Settings(tls=found.tls))
     server = PushServer(PushedLogs(pushed_logs(work, injector), SystemClock()), found.listen, network)
     on_signals(server.stop, signal.SIGTERM)

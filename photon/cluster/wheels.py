@@ -6,12 +6,10 @@ a process of its own, then loaded in place of what is loaded.
 """
 
 import contextlib
-import importlib
 import operator
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millwheel import links
+from millwheel import code, links
 from millwheel.engine.plan import shape
 from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
@@ -35,7 +33,7 @@ from millwheel.machines import (
     unlike,
 )
 from millwheel.push import PushedLogs
-from millwheel.topology import DEAD_LETTERS, Topology, dead_letters, load_topology
+from millwheel.topology import DEAD_LETTERS, Topology, dead_letters
 from millwheel.worker import pushed_logs, shared_store
 from photon.cluster.begun import Begun
 from photon.cluster.master import Master
@@ -43,7 +41,7 @@ from photon.cluster.preflight import check_matches
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
-from photon.core.disk import DirectoryLock, make_directory, storage_errors
+from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
 from photon.logs.shares import SLOTS
@@ -60,10 +58,6 @@ TRIAL_S: Final = 60.0
 """In which new code is to be loaded."""
 DEPLOY_S: Final = TRIAL_S + 10.0
 """In which a run answers a deploy."""
-_OURS: Final = frozenset(loaded.partition(".")[0] for loaded in sys.modules)
-"""What is loaded before any topology is: never loaded again."""
-_HOME: Final = Path(__file__).parents[2]
-"""A current directory that has us, too, has more that is ours."""
 Tell = Callable[[str], None]
 
 
@@ -91,7 +85,7 @@ class WheelRun:
             raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
         self._name, self._work, self._follow, self._tell = name, work, follow, tell
         self._begun, self._config = Begun(name, work, tuple(stores), history), config
-        self._topology = load_topology(name)
+        self._topology, self._code = code.load(name)
         self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
@@ -108,7 +102,9 @@ class WheelRun:
         self._computes = False
         """Its workers of the round are started."""
         self._stop = self._anew = False
-        """It ends; workers start again."""
+        """It ends; workers start again, by new code."""
+        self._deploys = 0
+        """Up to the code that it has: as of a round."""
         self.stalled: dict[str, Any] | None = None
         """Why it gave up, as `why` tells it."""
         self._wrong = ""
@@ -198,8 +194,9 @@ class WheelRun:
         view, me = self._machines.view, self._machines.me
         if view.round.number != self._machines.at:
             self._stop_workers(_MOVE_S if me.address else _STOP_S)
-            if self._machines.at and me.address:
-                self._reload()
+            if self._machines.at and view.round.deploys != self._deploys and (wrong := self._reload()):
+                self._tell(f"the code that was deployed can't be had here, the former one stays: {wrong}")
+            self._deploys = view.round.deploys
             self._machines.stopped(view.round.number, shape(self._topology))
             return True
         if not view.leads:
@@ -223,8 +220,9 @@ class WheelRun:
             following = None if shares is None else stopping(view.round, me, shares)
         if following is None or self._is_over:
             return False
+        if self._anew and following.stage == "stopping":
+            following = msgspec.structs.replace(following, deploys=view.round.deploys + 1)
         self._publish(view.round, following)
-        self._anew = False
         return True
 
     def _publish(self, former: Round, following: Round) -> None:
@@ -243,6 +241,8 @@ class WheelRun:
                 for other in [one.shown for one in others if one.shape != self._machines.me.shape]:
                     self._tell(f"{other} runs another topology, and has no part before it has the same code")
             self._machines.publish(former, following)
+            if following.deploys != former.deploys:
+                self._deploys, self._anew = following.deploys, False
             if following.stage == "stopping" and following.shares != former.shares:
                 moved = sum(map(operator.ne, former.shares.owners, following.shares.owners))
                 self._tell(f"the load is uneven: {moved} of {SLOTS} key intervals move to other workers")
@@ -250,13 +250,15 @@ class WheelRun:
             self._master = None
             self._machines.deposed()
 
-    def _reload(self) -> None:
-        """As workers load it, which start anew: somebody may have deployed another topology."""
+    def _reload(self) -> str:
+        """The code as it is now. What is wrong with it, if anything: then the former stays."""
         self._machines.turned = None  # it may take long
+        number = self._machines.view.round.number
         try:
-            self._topology = fresh(self._name)
-        except PhotonError as error:
-            self._tell(f"the topology as it is now can't be loaded, the former one stays: {error}")
+            self._topology, self._code = code.load(self._name, lambda new: self._begun.check(new, number))
+        except PhotonError as error:  # such as state that it does not read
+            return str(error)
+        return ""
 
     def _start_workers(self, now: Round) -> None:
         me, stores = self._machines.me, self._begun.stores
@@ -265,6 +267,8 @@ class WheelRun:
                 f"{here} of --store here, {now.stores} in this run: give the same on all machines"
             )
         self._computes = True
+        with storage_errors(self._work):
+            write_file(self._work / code.FILE, self._code)
         for name, injector in self._topology.injectors.items():
             if injector.listen and f"receiver-{name}" not in self._supervisor.children:
                 # Before anybody looks: what was pushed in time must not come late because of a crash.
@@ -438,19 +442,13 @@ class WheelRun:
         if trial is None or wrong is None:
             return
         self._trial = None
-        topology = None
-        if not wrong:
-            try:
-                topology = fresh(self._name)
-                self._begun.check(topology, self._machines.view.round.number)
-            except PhotonError as error:  # such as state that it does not read
-                topology, wrong = None, str(error)
+        wrong = wrong or self._reload()
         self._tell_asker(trial.asker, wrong)
-        if topology is not None:  # by workers that import it
+        if not wrong:
             self._tell("new code: the workers start again")
             receivers = [name for name in self._supervisor.children if name.startswith("receiver-")]
             self._supervisor.stop(receivers, _STOP_S)
-            self._topology, self._anew = topology, True
+            self._anew = True
 
     def _tell_asker(self, asker: Link, wrong: str) -> None:
         """Of a deploy."""
@@ -511,32 +509,6 @@ class Trial(NamedTuple):
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def fresh(name: str) -> Topology:
-    """The topology as its modules are now: its own, its package's, and others of the current directory."""
-    module = name.partition(":")[0]
-    importlib.invalidate_caches()
-    for loaded in list(sys.modules):
-        if loaded == module or loaded.startswith(f"{module}.") or _is_users(loaded, module):
-            del sys.modules[loaded]
-    return load_topology(name)
-
-
-def _is_users(loaded: str, module: str) -> bool:
-    top = loaded.partition(".")[0]
-    if top in _OURS:
-        return False
-    here = Path.cwd()
-    return top == module.partition(".")[0] or (here != _HOME and _found_in(top) == here)
-
-
-def _found_in(top: str) -> Path | None:
-    """The directory in which a module, or a package, was found."""
-    spec = getattr(sys.modules.get(top), "__spec__", None)
-    if spec is not None and spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations))).parent
-    return Path(spec.origin).parent if spec is not None and spec.has_location else None
 
 
 def ask(work: Path, *question: str, timeout_s: float = 10.0) -> Any:

@@ -78,6 +78,12 @@ def test_the_next_round_begins_when_a_machine_has_come_or_gone_or_has_other_work
     assert next_round(A, 7, 7, other) == following
 
 
+def test_rounds_go_on_counting_deploys():
+    stops = msgspec.structs.replace(led_by(A, "stopping"), deploys=3)
+    running = next_round(A, 7, 0, seen(stops, a=7))
+    assert (running.deploys, stopping(running, B).deploys) == (3, 3)
+
+
 def test_who_takes_over_and_who_started_again_knows_no_workers_so_another_round_begins():
     running = led_by(A, "running", A, B)
     assert next_round(B, 7, 0, seen(running, a=7, b=7)) == stopping(running, B)
@@ -540,11 +546,19 @@ def test_a_machine_that_has_other_code_has_no_part_until_it_has_the_same(uri, sy
     bring("more", "two")
     two = start("two")
     several.computes("one", "two")
+    (tmp_path / "mine.py").write_text("half edited, and not deployed")
+    system.signal("two", signal.SIGKILL)
+    several.computes("one")
+    several.feed(8, 10)
+    (tmp_path / "mine.py").write_text(OF_MACHINE)
+    two.communicate()
+    two = start("two")
+    several.computes("one", "two")
     bring("", "one", "two")
     system.ask("deploy", "--work", "two")
     wait_until(lambda: "more" not in system.status("one")["graph"])
     several.computes("one", "two")
-    several.feed(8, 16)
+    several.feed(10, 16)
     bring("more", "one")
     system.ask("deploy", "--work", "one")
     ends(two, "without")

@@ -387,3 +387,35 @@ def test_a_log_that_is_written_anew_is_told_on_the_terminal_of_the_run(system, t
     system.start("--follow", name=HELD, told=told)
     wait_until(is_told, 60, pause=0.1)
     system.stop()
+
+
+@pytest.mark.long
+def test_a_worker_that_starts_again_has_the_code_that_was_deployed_and_no_other(system):
+    module = system.directory / "mine.py"
+    code = (ROOT / "tests/millwheel/topologies.py").read_text()
+
+    def write(new):
+        module.write_text(code.replace('"second": ctx.key,', f'"second": ctx.key, "new": {new},'))
+
+    def next_is(new):
+        os.kill(wait_until(system.workers)[0], signal.SIGKILL)
+        known = len(system.sinks()["totals"])
+        system.write("a.jsonl", [{"user": "ann", "ts": time.time_ns() // 1_000, "what": "click"}], "a")
+        wait_until(lambda: len(system.sinks()["totals"]) == known + 1)
+        assert system.sinks()["totals"][-1]["new"] == new
+
+    write(1)
+    system.write("a.jsonl", [])
+    system.start("--follow", name="mine:TOPOLOGY")
+    next_is(1)
+    write(2)
+    next_is(1)
+    module.write_text("raise ValueError('half edited')")
+    assert "the run goes on as it was" in system.refused("deploy", "--work", "work")
+    next_is(1)
+    write(3)
+    system.ask("deploy", "--work", "work")
+    next_is(3)
+    write(4)
+    next_is(3)
+    system.stop()
