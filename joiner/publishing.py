@@ -153,9 +153,11 @@ class _Way:
         try:
             return self._turn()
         except Exception as error:
-            self._opened = False
             if told(error) != self.work.trouble:
-                self._notice(f"joined events are not published: {told(error)}")
+                path = self._root.log.path(self.at.file)
+                place = f" from byte {self.at.offset} of {path} on" if self._opened else ""
+                self._notice(f"joined events{place} are not published: {told(error)}")
+            self._opened = False
             raise
 
     def _turn(self) -> float:

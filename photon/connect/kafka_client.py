@@ -71,6 +71,9 @@ def in_words(uri: Uri, error: KafkaException | KafkaError) -> PhotonError:
     one = error.args[0] if isinstance(error, KafkaException) else error
     if isinstance(one, KafkaError) and one.code() in _NEVER_WORKS:
         return UsageError(f"{uri.shown}: {one.str()}")
+    if isinstance(one, KafkaError) and one.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        mend = "raise message.max.bytes of the sink and max.message.bytes of the topic"
+        return UnavailableError(f"{uri.shown}: {one.str()}; {mend}; tried again")
     return UnavailableError(f"{uri.shown}: {_text(error)}; tried again")
 
 

@@ -96,10 +96,14 @@ class PostgresqlSink:
         connection = self._connection
         if connection is None:
             raise UnavailableError(f"{self._uri.shown}: not open")
-        keys = [key.decode() for key in self._keys(lines) if key is not None]
-        texts = [line.decode("utf-8", "replace") for line in split_lines(lines)]
-        if len(keys) < len(texts):
-            raise UsageError(f"{self._uri.shown}: a joined line has no key; name its field by key=FIELD")
+        split, found = split_lines(lines), self._keys(lines)
+        if None in found:
+            at = start.offset + sum(len(line) + 1 for line in split[: found.index(None)])
+            raise UsageError(
+                f"{self._uri.shown}: the joined line at byte {at} has no key; name its field by key=FIELD"
+            )
+        keys = [key.decode() for key in found if key is not None]
+        texts = [line.decode("utf-8", "replace") for line in split]
         to = (end.file, end.offset, self._known_by)
         try:
             with connection.transaction():
@@ -111,7 +115,7 @@ class PostgresqlSink:
                     raise UnavailableError(f"{self._uri.shown}: somebody else writes as {self._known_by}")
                 connection.execute(self._insert, (keys, texts))
         except psycopg.Error as error:
-            raise in_words(self._uri, error, _NEVER_WORKS) from error
+            raise in_words(self._uri, error, _NEVER_WORKS, error.diag.message_detail) from error
         self._place = end
 
     def close(self) -> None:

@@ -65,9 +65,11 @@ class Uri:
         return {**known, **self.options}
 
 
-def in_words(uri: Uri, error: Exception, never_works: tuple[type[Exception], ...]) -> PhotonError:
+def in_words(
+    uri: Uri, error: Exception, never_works: tuple[type[Exception], ...], detail: str | None = None
+) -> PhotonError:
     """What a sink's library has raised, as UsageError where no other try can work, else UnavailableError."""
-    told = f"{uri.shown}: {first_line(error)}"
+    told = f"{uri.shown}: {first_line(error)}" + (f" ({detail})" if detail else "")
     return UsageError(told) if isinstance(error, never_works) else UnavailableError(f"{told}; tried again")
 
 

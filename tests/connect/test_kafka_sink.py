@@ -146,6 +146,12 @@ def test_what_can_not_be_is_told_with_the_mend(broker, sink, topic):
     one = sink(name)
     one.open()
     one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+    mend = r"raise message\.max\.bytes of the sink and max\.message\.bytes of the topic"
+    for options in ("", "?message.max.bytes=9000000&compression.type=none"):
+        big = sink(topic(), options=options)
+        big.open()
+        with pytest.raises(UnavailableError, match=mend):
+            big.write(lines("a", "b" * 2_000_000), LogPosition(0, 0), LogPosition(0, 2_000_100))
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": broker.address})

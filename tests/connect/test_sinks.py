@@ -209,6 +209,24 @@ def test_a_table_of_postgresql_may_be_the_users_own(postgresql):
 
 
 @pytest.mark.long
+def test_a_row_that_postgresql_refuses_is_told_with_the_servers_detail(postgresql):
+    import psycopg
+
+    with psycopg.connect(postgresql.uri) as connection:
+        connection.execute("CREATE TABLE picky (id text PRIMARY KEY CHECK (id <> 'b'), event jsonb NOT NULL)")
+    one = make_sink(f"{postgresql.uri}?table=picky", "w")
+    one.open()
+    with pytest.raises(UnavailableError, match=r"violates check .*\(Failing row contains \(b, "):
+        one.write(lines({"id": "a"}, {"id": "b"}), LogPosition(0, 0), LogPosition(0, 24))
+    nul = lines({"id": "c", "x": "\0"})
+    with pytest.raises(UnavailableError, match=r"\(\\u0000 cannot be converted to text\.\)"):
+        one.write(nul, LogPosition(0, 0), LogPosition(0, len(nul)))
+    with pytest.raises(UsageError, match="the joined line at byte 112 has no key; name its field"):
+        one.write(lines({"id": "a"}, {"no": "b"}), LogPosition(0, 100), LogPosition(0, 124))
+    one.close()
+
+
+@pytest.mark.long
 def test_postgresql_killed_at_random_moments(postgresql):
     dice, at, failures = random.Random(3), None, 0
     one = make_sink(f"{postgresql.uri}?table=killed", "w")
