@@ -257,30 +257,37 @@ def _runs(numbers: Sequence[int]) -> Runs:
 
 
 def _splicing(uri: Uri, own: Mapping[str, str], fields: Fields) -> Callable[[Any], bytes]:
-    """A record -> its line: the value, before whose fields those stand that the URI takes from elsewhere."""
-    added: list[tuple[bytes, Callable[[Any], object]]] = []
+    """A record -> its line: the value, before whose fields those stand that the URI takes from elsewhere, in
+    place of the value's own of these names."""
+    added: dict[str, Callable[[Any], object]] = {}
     for name, field in own.items():
         kind, _, header = name.partition(".")
-        head = msgspec.json.encode(field) + b":"
         if kind == "key":
-            added.append((head, lambda record: _text(record.key())))
+            added[field] = lambda record: _text(record.key())
         elif kind == "timestamp":
-            added.append((head, _time_in(fields.time_unit, uri)))
+            added[field] = _time_in(fields.time_unit, uri)
         elif kind == "header":
             if not header:
                 raise UsageError(f"{uri.shown}: write header.NAME=FIELD, not header=FIELD")
-            added.append((head, partial(_header, header)))
+            added[field] = partial(_header, header)
     if not added:
         return lambda record: record.value() or _NO_VALUE
-    encode = msgspec.json.encode
+    encode, decode = msgspec.json.encode, msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    names = [encode(name) for name in added]
 
     def line(record: Any) -> bytes:
         value = (record.value() or _NO_VALUE).strip()
         if value[:1] != b"{":
             return value
+        found = {name: of(record) for name, of in added.items()}
+        if b"\\u" in value or any(name in value for name in names):  # of its own, maybe
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                event = decode(value)
+                if not event.keys().isdisjoint(found):
+                    there = {name: one for name, one in found.items() if one is not None}
+                    return encode({**found, **event, **there})
         rest = value[1:].lstrip()
-        head = b",".join([name + encode(of(record)) for name, of in added])
-        return b"{" + head + (b"" if rest == b"}" else b",") + rest
+        return encode(found)[:-1] + (b"" if rest == b"}" else b",") + rest
 
     return line
 

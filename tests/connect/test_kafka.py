@@ -117,6 +117,28 @@ def test_keys_times_and_headers_become_fields(topic, produced, source):
     assert [json.loads(line) for line in lines] == [{**added, "a": 1}, added, [1]]
 
 
+class Record:
+    def __init__(self, value, key):
+        self.value, self.key = lambda: value, lambda: key
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "line"),
+    [
+        (b'{"a":{"k.l":1} }', b"K", b'{"k.l":"K","a":{"k.l":1} }'),
+        (b'{"a":1.10, "k.l" :{"b":2}}', b"K", b'{"k.l":"K","a":1.10}'),
+        (b'{"a":1.10, "\\u006b.l":2}', b"K", b'{"k.l":"K","a":1.10}'),
+        (b'{"a":1.10, "k.l":2}', None, b'{"k.l":2,"a":1.10}'),
+        (b'{"a":1.10}', None, b'{"k.l":null,"a":1.10}'),
+        (b'{"k.l":2,', b"K", b'{"k.l":"K","k.l":2,'),
+    ],
+)
+def test_a_field_that_the_event_has_already_is_replaced(value, key, line):
+    one = make_source("kafka://127.0.0.1:1/t?key=k.l", FIELDS)
+    one.close()
+    assert one._value(Record(value, key)) == line
+
+
 def test_new_partitions_are_found_while_it_is_followed(topic, broker, produced, source, monkeypatch):
     from confluent_kafka.admin import AdminClient, NewPartitions
 
