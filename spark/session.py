@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -238,7 +239,7 @@ def ended_by_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     They wait until the yielded function gets the JVM, since one that is just starting can't be stopped; it is
     called again when Spark runs. From then on they end the JVM too: a call into it that waits for a job holds
     up all that follow, so that none could cancel the job. Spark's own handler of Ctrl-C makes such a call,
-    and fills the screen.
+    and fills the screen; so would what calls into a JVM that ends have to tell.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda _: None
@@ -253,6 +254,8 @@ def ended_by_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
                 leave()
 
     def leave() -> None:
+        logging.disable()
+        warnings.simplefilter("ignore")
         machines[0].terminate()  # Spark in it tells the cluster, and removes its files
         raise SystemExit(128 + ended_by[0])
 
@@ -265,12 +268,14 @@ def ended_by_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
     previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield arm
+        with warnings.catch_warnings():
+            yield arm
     except Exception as error:
         if ended_by:  # what the end of the JVM made fail
             raise SystemExit(128 + ended_by[0]) from error
         raise
     finally:
+        logging.disable(logging.NOTSET)
         for number, handler in previous.items():
             signal.signal(number, handler)
 

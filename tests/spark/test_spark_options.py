@@ -1,5 +1,10 @@
 """What a command on Spark takes, and what is told in a line before anything starts."""
 
+import logging
+import signal
+import warnings
+from types import SimpleNamespace
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -7,7 +12,7 @@ from click.testing import CliRunner
 from photon.core.errors import UsageError
 from spark import options
 from spark.options import SparkOptions, check_requirements, parse_conf, spark_options
-from spark.session import open_session
+from spark.session import ended_by_signals, open_session
 
 
 def taken(*arguments):
@@ -122,3 +127,17 @@ def test_a_new_java_will_do_and_options_are_checked_before_anything_starts(java,
     java(says)
     with pytest.raises(UsageError, match="--master"), open_session(SparkOptions("lokal")):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_libraries_tell_of_a_jvm_that_a_signal_ends_is_not_shown(number, caplog, recwarn):
+    with pytest.raises(SystemExit) as ended, ended_by_signals() as arm:
+        arm(SimpleNamespace(terminate=lambda: None))
+        try:
+            signal.raise_signal(number)
+        finally:
+            logging.error("Exception while sending command.")
+            warnings.warn("Unable to cleanly shutdown Spark JVM process.", RuntimeWarning, stacklevel=1)
+    assert (ended.value.code, caplog.records, recwarn.list) == (128 + number, [], [])
+    logging.error("shown again")
+    assert len(caplog.records) == 1
