@@ -31,6 +31,7 @@ from photon.connect.uris import Uri
 from photon.core.errors import UnavailableError, UsageError, first_line
 from photon.core.settings import parse_path
 from photon.logs.files import matching_files
+from photon.logs.formats import NOT_UTF8
 
 ROWS_MAX: Final = 16_384
 _HEADER_BYTES: Final = 1 << 16
@@ -40,6 +41,8 @@ _DELIMITERS: Final = ",;|\t"
 _STILL_S: Final = 10.0
 """So long a file that was read must not have changed before it is read anew: else one that grows is, at each
 look."""
+_NO_UTF8: Final = ("invalid UTF8", "'utf-8' codec")
+"""In what Arrow says of values and of names."""
 _INEXACT: Final = r"\A\s*[+-]?\d{16,}\s*\z"
 """Whole numbers that a double may not hold."""
 _WHOLE: Final = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
@@ -124,10 +127,13 @@ class TableSource:
             batch = next(batches, None)
         except Exception as error:
             self._current = None  # what is left of it would say that the file ends here
-            if self._drain and isinstance(error, UsageError):
-                raise
+            reason = first_line(error)
+            if any(sign in reason for sign in _NO_UTF8):
+                reason = f"{NOT_UTF8}: convert the file, as by iconv -f LATIN1 -t UTF-8"
+            elif self._drain and not isinstance(error, UsageError):
+                reason += "; is it whole?"
             if self._drain:
-                raise UsageError(f"{path}: {first_line(error)}; is it whole?") from error
+                raise UsageError(f"{path}: {reason}") from error
             del self._waiting[path]
             if not os.path.exists(path):  # it may come again
                 del self._read[path]
@@ -135,7 +141,7 @@ class TableSource:
                 raise UnavailableError(gone) from error
             self._waiting[path] = None  # the others need not wait for it
             raise UnavailableError(
-                f"{path}: {first_line(error)}; tried again: write it under another name and rename it"
+                f"{path}: {reason}; tried again: write it under another name and rename it"
             ) from error
         if batch is None:
             self._current = None
@@ -200,11 +206,13 @@ def _header_of(file: Any, path: str, delimiter: str) -> tuple[list[str], str]:
     text = begins.decode(encoding, "replace")
     first = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
     if not first:
-        raise OSError(f"{path} has no header")
+        raise OSError("it has no header")
     other = next((mark for mark in _DELIMITERS if mark in first[0]), None)
     if len(first) == 1 and other is not None:
         mend = f"write 'csv://{path}?delimiter={quote(other, safe=',;|')}' for it"
-        raise UsageError(f"{path}: its header has no '{delimiter}'; {mend}")
+        raise UsageError(f"its header has no '{delimiter}'; {mend}")
+    if twice := [name for name in first if name and first.count(name) > 1]:
+        raise UsageError(f"column {twice[0]!r} stands there twice, and only one could be read: rename it")
     return first, "utf8" if encoding == "utf-8-sig" else encoding
 
 

@@ -249,6 +249,26 @@ def test_a_file_that_is_not_whole(tmp_path, name):
     assert [json.loads(batch.lines)["id"] in (1, "1") for batch in source.read(0.0)] == [True]
 
 
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ("id,note\n1,caf\xe9\n", r"a\.csv: not UTF-8: convert the file, as by iconv"),
+        ("id,caf\xe9\n1,2\n", r"a\.csv: not UTF-8: convert the file, as by iconv"),
+        ("id,n,id,\n1,2,3,\n", r"a\.csv: column 'id' stands there twice"),
+    ],
+    ids=["Latin-1", "Latin-1 in its header", "a name twice"],
+)
+def test_what_cannot_be_read_as_it_is_meant_is_told_with_the_mend(tmp_path, data, told):
+    (tmp_path / "a.csv").write_text(data, "latin-1")
+    with pytest.raises(UsageError, match=told) as error:
+        read(tmp_path / "a.csv")
+    assert "whole" not in str(error.value)
+    source = make_source(str(tmp_path / "*.csv"), FIELDS)
+    source.open({}, False)
+    with pytest.raises(UnavailableError, match=told):
+        source.read(0.0)
+
+
 def test_rows_that_do_not_fit_their_header_are_told(tmp_path):
     (tmp_path / "a.csv").write_text("id,ts\n1,2\n3\n", "utf-8")
     with pytest.raises(UsageError, match=r"a\.csv: .*Expected 2 columns, got 1"):
