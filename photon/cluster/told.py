@@ -196,7 +196,11 @@ def _event_latency(histogram: Status) -> list[str]:
     shown = percentiles_ms([histogram])
     if shown["p50"] is None:
         return []
-    parts = [f"{name} {ms / 1_000:,.3g} s" for name, ms in shown.items() if ms is not None]
+    parts = [
+        f"{name} {ms / 1_000:{',.0f' if ms >= 100_000 else '.3g'}} s"
+        for name, ms in shown.items()
+        if ms is not None
+    ]
     return [f"event to joined: {' '.join(parts)}"]
 
 
