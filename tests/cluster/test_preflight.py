@@ -1,5 +1,6 @@
 """Outputs that would be one another's, and names that are nobody's, are refused before a run writes."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,18 @@ def test_a_run_is_not_resumed_with_another_field_for_the_id(here):
     other = replace(Settings(), foreign=replace(Settings().foreign, id="uid"))
     with pytest.raises(SettingsError, match=r"foreign\.id was id when"):
         check_same_run(here / "w", here / "a", other, {"east": 1}, 0)
+
+
+def test_a_run_is_not_resumed_with_another_spread_than_its_registry_was_founded_with(here):
+    made(here / "w", here / "a")
+    other = replace(Settings(), ids=replace(Settings().ids, time_spread_max_s=60.0))
+    with pytest.raises(SettingsError, match=r"ids\.time_spread_max_s was 3600\.0 when"):
+        check_same_run(here / "w", here / "a", other, {"east": 1}, 0)
+    run = here / "w" / "run.json"
+    earlier = json.loads(run.read_text())
+    del earlier["ids.time_spread_max_s"]
+    run.write_text(json.dumps(earlier))
+    resumed(here, {"east": 1})
 
 
 def test_a_leader_must_be_a_replica(here):
