@@ -30,6 +30,7 @@ _BLANK: Final = b" \t\n\r\v\f\0"
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 IS_UTF16: Final = re.compile(rb"\xff\xfe|\xfe\xff|\0?\{\0")
 """Begins what has a byte order mark of it, and each line, whose first NUL may be taken for white space."""
+_TIME_MEND: Final = ': a time is a JSON number, or text with time_unit = "rfc3339"'
 NOT_UTF8: Final = "not UTF-8"
 UTF16: Final = f"UTF-16, {NOT_UTF8}: convert the file, as by iconv -f UTF-16 -t UTF-8"
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
@@ -304,7 +305,8 @@ def _reason(error: Exception, line: bytes) -> str:
     place = _PLACE.search(str(error))
     where = f" in `{place[1]}`" if place and place[1] else ""
     why = _PLACE.sub("", str(error)).replace(_EMPTY_ID, "an empty id")
-    return f"not a valid event: {why}{where}"
+    mend = _TIME_MEND if why.startswith("Expected `int | float") and "got `str`" in why else ""
+    return f"not a valid event: {why}{where}{mend}"
 
 
 def time_type(unit: str) -> Any:

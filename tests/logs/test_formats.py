@@ -222,6 +222,11 @@ def test_a_line_that_is_no_text_is_found_wherever_it_stands_in_a_long_chunk() ->
             rb'{"id":"c","primary_id":7.5,"ts_us":1,"x":"\ud800"}',
             "not a valid event: Expected `int | str`, got `float` in `primary_id`",
         ),
+        (
+            b'{"id":"c","primary_id":"q","ts_us":"5"}',
+            "not a valid event: Expected `int | float | null`, got `str` in `ts_us`: a time is a JSON "
+            'number, or text with time_unit = "rfc3339"',
+        ),
         (b'{"id":"c","primary_id":"q","ts_us":1}' * 2, "not a valid event: not one JSON object"),
     ],
 )
