@@ -150,6 +150,7 @@ class Worker:
                     self._account(self._clock.monotonic() - began)
             if self._in_order and self._sinks is not None and self._may_go_on:
                 self._note_sinks()
+                self._send(self._control, links.STATUS, pack([self._me, self._status()]))
         finally:
             self._thread.shutdown(wait=True)
             for source in self._sources:

@@ -24,7 +24,7 @@ Send = Callable[[Link, int, bytes], None]
 
 
 class Master:
-    """Of one round and its workers. For one thread. `send`: what it loses, `lost` is told of."""
+    """Of one round and its workers. For one thread. `send`: who is gone, `lost` is told of later."""
 
     def __init__(self, plan: Plan, following: Round, send: Send) -> None:
         self.plan, self.number, self._send = plan, following.number, send
@@ -190,7 +190,7 @@ class Master:
             name = held["input"]
 
     def _send_all(self, kind: int, payload: bytes) -> None:
-        for link in list(self._links.values()):  # who is lost by it leaves them
+        for link in self._links.values():
             self._send(link, kind, payload)
 
 

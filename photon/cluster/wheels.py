@@ -145,6 +145,8 @@ class WheelRun:
                 while not self._stop and not self._is_over and self.stalled is None:
                     self._turn()
                 self._supervisor.stop(list(self._supervisor.children), _STOP_S)
+                while self._listen(0.0):  # to the last words of workers
+                    pass
             finally:
                 self._supervisor.kill()
                 if self._trial is not None:
@@ -319,19 +321,25 @@ class WheelRun:
             while notices:
                 self._tell(notices.pop(0))
         before = time.monotonic()
-        for key, events in self._selector.select(_POLL_S):
-            if key.data is None:
-                with contextlib.suppress(OSError):
-                    link = self._ways.accept(key.fileobj)  # type: ignore[arg-type]
-                    self._selector.register(link, link.events, link)
-            else:
-                self._hear(key.data, events)
+        self._listen(_POLL_S)
         for stranger in links.strangers(self._selector):
             self._lost(stranger)
         self._watch(before)
         self._end_trial()
         if self._master is not None and not self._follow:
             self.stalled = self._master.stalled()
+
+    def _listen(self, wait_s: float) -> bool:
+        """Whether there was anything."""
+        found = self._selector.select(wait_s)
+        for key, events in found:
+            if key.data is None:
+                with contextlib.suppress(OSError):
+                    link = self._ways.accept(key.fileobj)  # type: ignore[arg-type]
+                    self._selector.register(link, link.events, link)
+            else:
+                self._hear(key.data, events)
+        return bool(found)
 
     def _hear(self, link: Link, events: int) -> None:
         try:
@@ -404,11 +412,9 @@ class WheelRun:
         return {"told": f"worker {worker} is killed"}
 
     def _send(self, link: Link, kind: int, payload: bytes) -> None:
-        try:
+        with contextlib.suppress(LostError):  # it is, once what it has said is read
             link.send(kind, payload)
             links.watch(self._selector, link)
-        except LostError:
-            self._lost(link)
 
     def _watch(self, before: float) -> None:
         """Kill whose heartbeat stopped; time in which this process stood still itself does not count."""

@@ -134,6 +134,15 @@ def test_poison_and_nonsense_are_dead_letters_and_the_status_says_so(system):
     assert system.dead_letters() == 2
 
 
+def test_a_stopped_run_tells_what_its_workers_committed_last(system):
+    system.write("a.jsonl", clicks(random.Random(5), 100))
+    system.start("--follow")
+    wait_until(lambda: system.is_up() and system.status()["counts"].get("windows", {}).get("records") == 100)
+    system.write("a.jsonl", ["nonsense\n"] * 7, "a")
+    wait_until(lambda: system.dead_letters() == 7)
+    assert system.stop(status=1)["dead_letters"] == 7
+
+
 @pytest.mark.long
 def test_new_code_is_deployed_while_records_flow(system):
     shutil.copy(ROOT / "tests/millwheel/topologies.py", system.directory / "mine.py")
