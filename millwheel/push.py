@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -46,7 +47,6 @@ _SYNC_S: Final = 1.0
 _SERVICE: Final = millwheel_pb2.DESCRIPTOR.services_by_name["Injector"].full_name
 _PLACE: Final = b"place"
 _encode: Final = msgspec.msgpack.encode
-_producer: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 _RETRIES: Final = Backoff(0.05, 2.0)
 _CALL_S: Final = 10.0
 _SILENT_S: Final = 1.0
@@ -57,12 +57,24 @@ class GapError(UsageError):
     """A batch before this one was never taken."""
 
 
+class _Last(msgspec.Struct, frozen=True, array_like=True):
+    """A producer's last batch, when it came, and its lines' checksum, without the newline at their end."""
+
+    number: int = 0
+    at_us: int = 0
+    size: int = 0
+    checksum: int = 0
+
+
+_producer: Final = msgspec.msgpack.Decoder(_Last).decode
+
+
 class _Batch(NamedTuple):
     producer: str
     after: int
     number: int
     lines: bytes
-    done: "Future[int]"
+    done: "Future[_Last]"
 
 
 class PushedLogs:
@@ -95,7 +107,7 @@ class PushedLogs:
 
     def take(self, batches: list[_Batch]) -> None:
         """Make them durable, in order, and tell each its producer's last number. StorageError: nothing is."""
-        known: dict[str, int] = {}
+        known: dict[str, _Last] = {}
         refused: dict[str, PhotonError] = {}
         fresh = []
         with self._file.errors(), self._env.begin(write=True) as txn:
@@ -103,15 +115,16 @@ class PushedLogs:
                 last = known.get(batch.producer)
                 if last is None:
                     last = self._last(txn, batch.producer)
-                if last == 0 and not batch.after and batch.number and not self._has_room(txn):
+                if last.number == 0 and not batch.after and batch.number and not self._has_room(txn):
                     refused[batch.producer] = OverloadedError(
                         f"{PRODUCERS_MAX} producers are known, and none was silent for a week"
                     )
-                elif batch.after == last < batch.number:
-                    last = batch.number
+                elif batch.after == last.number < batch.number:
+                    size = len(batch.lines) - 1
+                    checksum = zlib.crc32(memoryview(batch.lines)[:size])
+                    last = _Last(batch.number, self._clock.now_us(), size, checksum)
                     fresh.append(batch.lines)
-                    told = _encode((last, self._clock.now_us()))
-                    txn.put(batch.producer.encode(), told, db=self._producers)
+                    txn.put(batch.producer.encode(), _encode(last), db=self._producers)
                 known[batch.producer] = last
             data = b"".join(fresh)
             if fresh:
@@ -121,14 +134,14 @@ class PushedLogs:
             self._next += 1
         for batch in batches:
             last = known[batch.producer]
-            if batch.number <= last:
+            if batch.number <= last.number:
                 batch.done.set_result(last)
             else:
                 batch.done.set_exception(
                     refused.get(batch.producer)
                     or GapError(
-                        f"producer '{batch.producer}': a batch that follows {batch.after}, but {last} is the "
-                        "last one known: two go by this name, or it was forgotten"
+                        f"producer '{batch.producer}': a batch that follows {batch.after}, but the last one "
+                        f"known is {last.number}: two go by this name, or it was forgotten"
                     )
                 )
 
@@ -154,9 +167,9 @@ class PushedLogs:
         self._files.close()
         self._env.close()
 
-    def _last(self, txn: lmdb.Transaction, producer: str) -> int:
+    def _last(self, txn: lmdb.Transaction, producer: str) -> _Last:
         packed = txn.get(producer.encode(), db=self._producers)
-        return 0 if packed is None else _producer(packed)[0]
+        return _Last() if packed is None else _producer(packed)
 
     def _has_room(self, txn: lmdb.Transaction) -> bool:
         """For a new producer."""
@@ -164,7 +177,7 @@ class PushedLogs:
             return True
         silent_since = self._clock.now_us() - round(FORGET_S * 1e6)
         with txn.cursor(self._producers) as cursor:
-            silent = [bytes(key) for key, packed in cursor if _producer(packed)[1] < silent_since]
+            silent = [bytes(key) for key, packed in cursor if _producer(packed).at_us < silent_since]
         for key in silent:
             txn.delete(key, db=self._producers)
         return bool(silent)
@@ -209,13 +222,14 @@ class PushServer(millwheel_pb2_grpc.InjectorServicer):
     def Push(
         self, request: millwheel_pb2.PushRequest, context: grpc.ServicerContext
     ) -> millwheel_pb2.PushResponse:
-        done: Future[int] = Future()
+        done: Future[_Last] = Future()
         try:
             _check(request)
             if self._stopped:
                 raise UnavailableError("the injector stops")
             self._queue.put(_Batch(request.producer, request.after, request.number, request.lines, done))
-            return millwheel_pb2.PushResponse(number=done.result(context.time_remaining()))
+            last = done.result(context.time_remaining())
+            return millwheel_pb2.PushResponse(number=last.number, size=last.size, checksum=last.checksum)
         except GapError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UsageError as error:
@@ -263,7 +277,11 @@ class Pusher:
         """Bytes that were pushed, and lines that were passed over."""
         self._channel = network.open(address)
         self._stub = millwheel_pb2_grpc.InjectorStub(self._channel)  # type: ignore[no-untyped-call]
-        self.number = self._call(millwheel_pb2.PushRequest(producer=producer))
+        self._last = self._call(millwheel_pb2.PushRequest(producer=producer))
+
+    @property
+    def number(self) -> int:
+        return self._last.number
 
     def push(self, lines: bytes, number: int | None = None) -> None:
         """Whole lines of JSON, at most BATCH_BYTES_MAX; `number`: else the next one.
@@ -274,10 +292,22 @@ class Pusher:
         number = self.number + 1 if number is None else number
         if number <= self.number:
             raise UsageError(f"batch {number} after {self.number}: numbers ascend")
-        self.number = self._call(
+        self._last = self._call(
             millwheel_pb2.PushRequest(producer=self._producer, after=self.number, number=number, lines=lines)
         )
         self.bytes += len(lines)
+
+    def go_on(self, file: BufferedReader) -> bool:
+        """Seek to `number`, an offset in it. False if what was pushed last does not stand before that."""
+        if not self.number:
+            file.seek(0)
+            return True
+        file.seek(self.number - 1)
+        at = file.read(2).find(b"\n")  # what a pipe ended with may have been given one
+        file.seek(max(0, self.number - 1 + at - self._last.size))
+        same = zlib.crc32(file.read(self._last.size)) == self._last.checksum
+        file.seek(self.number)
+        return at >= 0 and same
 
     def push_all(self, lines: BufferedReader, grows: bool = False) -> int:
         """To the end, numbered by offset, the first byte's being `number`; the bytes that were left.
@@ -310,13 +340,14 @@ class Pusher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, request: millwheel_pb2.PushRequest) -> int:
+    def _call(self, request: millwheel_pb2.PushRequest) -> _Last:
         failure = UnavailableError(f"{self._address}: no time to ask")
         attempts = Attempts(_RETRIES, self._timeout_s, time.monotonic, time.sleep, random.uniform)
         noticed = False
         for left_s in attempts:
             try:
-                return int(self._stub.Push(request, timeout=min(left_s, _CALL_S)).number)
+                last = self._stub.Push(request, timeout=min(left_s, _CALL_S))
+                return _Last(last.number, 0, last.size, last.checksum)
             except grpc.RpcError as error:
                 match error.code():
                     case grpc.StatusCode.FAILED_PRECONDITION:

@@ -187,13 +187,11 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
                 raise UsageError(
                     f"{producer} has pushed {start:,} bytes, of a file of {size:,}: name another producer"
                 )
-            file.seek(max(0, start - 1))
-            if start and b"\n" not in file.read(2):  # what a pipe ended with may have been given one
+            if not pusher.go_on(file):
                 raise UsageError(
-                    f"{producer} has pushed {start:,} bytes of another file: in {file.name} no line ends "
-                    "there; name another producer"
+                    f"{producer} has pushed {start:,} bytes of another file than {file.name}: name another "
+                    "producer"
                 )
-            file.seek(start)
         left = pusher.push_all(file, grows=file.seekable())
         click.echo(f"pushed {pusher.bytes:,} bytes")
         if left:

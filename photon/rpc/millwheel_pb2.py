@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aphoton/rpc/millwheel.proto\x12\x13photon.millwheel.v1\"M\n\x0bPushRequest\x12\x10\n\x08producer\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\r\n\x05lines\x18\x04 \x01(\x0c\"\x1e\n\x0cPushResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x32W\n\x08Injector\x12K\n\x04Push\x12 .photon.millwheel.v1.PushRequest\x1a!.photon.millwheel.v1.PushResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aphoton/rpc/millwheel.proto\x12\x13photon.millwheel.v1\"M\n\x0bPushRequest\x12\x10\n\x08producer\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\r\n\x05lines\x18\x04 \x01(\x0c\">\n\x0cPushResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\r2W\n\x08Injector\x12K\n\x04Push\x12 .photon.millwheel.v1.PushRequest\x1a!.photon.millwheel.v1.PushResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHREQUEST']._serialized_start=51
   _globals['_PUSHREQUEST']._serialized_end=128
   _globals['_PUSHRESPONSE']._serialized_start=130
-  _globals['_PUSHRESPONSE']._serialized_end=160
-  _globals['_INJECTOR']._serialized_start=162
-  _globals['_INJECTOR']._serialized_end=249
+  _globals['_PUSHRESPONSE']._serialized_end=192
+  _globals['_INJECTOR']._serialized_start=194
+  _globals['_INJECTOR']._serialized_end=281
 # @@protoc_insertion_point(module_scope)

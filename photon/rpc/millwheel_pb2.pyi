@@ -17,7 +17,11 @@ class PushRequest(_message.Message):
     def __init__(self, producer: _Optional[str] = ..., after: _Optional[int] = ..., number: _Optional[int] = ..., lines: _Optional[bytes] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("number",)
+    __slots__ = ("number", "size", "checksum")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    size: int
+    checksum: int
+    def __init__(self, number: _Optional[int] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...

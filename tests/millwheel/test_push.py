@@ -1,6 +1,7 @@
 """What is pushed is durable before it is acknowledged, and is read once, whoever is killed meanwhile."""
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -60,7 +61,7 @@ def take(logs, *batches):
     """The numbers that producers were told, or what went wrong."""
     made = [push._Batch(*batch, Future()) for batch in batches]
     logs.take(made)
-    return [batch.done.exception() or batch.done.result() for batch in made]
+    return [batch.done.exception() or batch.done.result().number for batch in made]
 
 
 def test_a_batch_that_comes_again_is_acknowledged_and_not_taken_again(tmp_path):
@@ -239,14 +240,36 @@ def test_a_file_is_pushed_and_what_it_grew_by_and_the_disk_does_not_fill(system)
 
 
 def test_another_file_of_the_same_producer_is_refused(served, command, tmp_path):
-    for name, lines in (("a", b"1\n" * 10), ("b", b"2\n"), ("c", b"22222\n" * 10)):
+    """Shorter, of other lines, of lines as long, or with the same last line."""
+    files = {"a": b"1\n" * 10, "b": b"2\n", "c": b"22222\n" * 10, "d": b"2\n" * 20, "e": b"2\n" + b"1\n" * 9}
+    for name, lines in files.items():
         (tmp_path / name).write_bytes(lines)
     words = ["millwheel", "push", served.address, "--producer", "p"]
     assert command(*words, tmp_path / "a").out == "pushed 20 bytes\n"
-    for another in ("b", "c"):
+    for another in "bcde":
         done = command(*words, tmp_path / another)
         assert done.status == 2 and "name another producer" in done.err
     assert served.lines() == b"1\n" * 10
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_file_goes_on_where_a_pipe_has_pushed_its_beginning(served, command, tmp_path, end):
+    with served.pusher() as pusher:
+        pusher.push_all(io.BufferedReader(io.BytesIO(b"1\n23" + end)))
+    (tmp_path / "a").write_bytes(b"1\n23\n4\n")
+    words = ["millwheel", "push", served.address, "--producer", "p"]
+    assert command(*words, tmp_path / "a").status == 0
+    assert served.lines().split() == [b"1", b"23", b"4"]
+    (tmp_path / "b").write_bytes(b"1\n23\n5\n6\n")
+    assert "of another file" in command(*words, tmp_path / "b").err
+
+
+def test_a_producer_of_a_former_version_is_known_by_its_number(tmp_path):
+    logs = PushedLogs(tmp_path, ManualClock())
+    with logs._env.begin(write=True) as txn:
+        txn.put(b"a", push._encode((7, 1)), db=logs._producers)
+    assert take(logs, ("a", 7, 9, b"3\n"), ("a", 0, 0, b"")) == [9, 9]
+    logs.close()
 
 
 def test_a_line_that_is_still_written_waits_for_its_end(served, command, tmp_path):
