@@ -134,7 +134,7 @@ class LogSource:
 
     def look(self) -> Changes:
         """Find files and growth. Rows of files that are new, renamed or gone."""
-        self._looked = self._clock.now_us()
+        now = self._clock.now_us()
         changes: Changes = {}
         for state in self._follower.scan_if_due():
             row = position_row(self._number, state.number)
@@ -149,6 +149,7 @@ class LogSource:
         if changes:
             self._stand_for = stand_for(self._known.values(), self._injector.log)
         self._follower.poll()
+        self._looked = max(self._looked, self._follower.known_to(now))
         return changes
 
     def allow(self, lateness_us: int) -> None:

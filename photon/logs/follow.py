@@ -164,6 +164,11 @@ class LogFollower:
                 return False
         return True
 
+    def known_to(self, now_us: int) -> int:
+        """Up to when all that was written is known, but for what is `unreadable`, by a `poll` that began at
+        `now_us`: where files came, or nothing tells of them, up to the last listing."""
+        return now_us if self._finder.watches_all else self._finder.listed_us
+
     def close(self) -> None:
         """Watch no more, and hold no file. Done by itself when nobody holds the follower."""
         self._finder.close()

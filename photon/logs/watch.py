@@ -291,7 +291,8 @@ class Finder:
         self._refused: dict[str, str] = {}
         self._turn = 0
         self._moved = False
-        self._ended = self._rest_s = 0.0  # of the last `find`
+        self.listed_us = 0  # when the last `find` began
+        self._ended = self._rest_s = 0.0  # of that
         self._whole_at = float("-inf")
 
     @property
@@ -315,11 +316,13 @@ class Finder:
         """Those of the known files, by path_key, that were written to or truncated since the last call."""
         if self._watch is None or not (changes := self._watch.changes()):
             return []
-        if changes.lost:
-            self._whole_at = float("-inf")
-        self._moved = self._moved or any(
-            path in known or path.endswith("/") or may_match(self._patterns, os.path.basename(path))
-            for path in (*changes.moved, *filter(is_packed, changes.grown))
+        self._moved = (
+            self._moved
+            or changes.lost
+            or any(
+                path in known or path.endswith("/") or may_match(self._patterns, os.path.basename(path))
+                for path in (*changes.moved, *filter(is_packed, changes.grown))
+            )
         )
         return [path for path in changes.grown if path in known]
 
@@ -338,7 +341,7 @@ class Finder:
 
         Where directories are made all the time what is left over is for the next scan, which comes soon.
         """
-        began = self._clock.monotonic()
+        began, self.listed_us = self._clock.monotonic(), self._clock.now_us()
         self._moved = False
         for _ in range(_ROUNDS):
             directories: set[str] = set()

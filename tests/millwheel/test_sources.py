@@ -15,6 +15,7 @@ from millwheel.topology import LogSink
 from photon.core.clock import ManualClock
 from photon.logs.files import unpack_file_state
 from photon.logs.shares import slot_of
+from photon.logs.watch import Finder
 
 SECOND = 1_000_000
 
@@ -88,6 +89,42 @@ def test_a_file_that_is_not_read_to_its_end_holds_the_bound(tmp_path):
     assert read.source.read() is not None
     assert read.source.bound() == before - 5 * SECOND
     assert "a.jsonl" in read.source.why()["least_far"][0]
+
+
+def test_a_new_file_holds_the_bound_until_it_is_found_and_read(tmp_path):
+    read = Read(tmp_path)
+    read.write("a.jsonl", -100)
+    read.read()
+    read.write("b.jsonl", 0)
+    read.source.look()
+    assert read.source.read() is not None
+    assert read.bound == 0
+    began = read.now
+    read.write("c.jsonl", 0.001)  # right after a listing
+    for _ in range(4):
+        read.clock.advance(0.02)
+        read.source.look()
+        assert read.source.read() is None
+        assert read.source.bound() == began
+    read.clock.advance(0.1)
+    read.source.look()
+    assert read.source.bound() == BEFORE
+    assert read.source.read() is not None
+    assert read.bound == 0
+
+
+def test_where_nothing_tells_of_files_the_bound_is_of_the_last_listing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Finder, "_make_watch", lambda *_: None)
+    read = Read(tmp_path)
+    read.write("a.jsonl", -100)
+    read.read()
+    assert read.bound == 0
+    read.clock.advance(0.9)
+    read.source.look()
+    assert read.bound == -0.9
+    read.clock.advance(0.1)
+    read.source.look()
+    assert read.bound == 0
 
 
 def test_a_silent_writer_holds_the_bound_where_it_is_told_to(tmp_path):
