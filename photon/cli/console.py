@@ -39,7 +39,7 @@ def is_installed() -> bool:
     is_flag=True,
     help="Replay dead letters, kill workers of MillWheel. Else it only reads.",
 )
-@path_option("--millwheel", help="Work directory of a `photon millwheel run` to show as well.")
+@path_option("--millwheel", help="Work directory of a `photon millwheel run` to show beside the system.")
 def command(
     work: Path | None, config: Path | None, listen: str, allow_actions: bool, millwheel: Path | None
 ) -> None:
