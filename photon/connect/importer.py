@@ -128,8 +128,7 @@ class Copies:
             appends: dict[int, _Append] = {}
             for key, value in txn.cursor():
                 if key[:1] == _PARTITION:
-                    place = msgspec.msgpack.decode(value, type=tuple[str, int] | int)
-                    self._places[key] = (key[1:].decode(), place) if isinstance(place, int) else place
+                    self._places[key] = msgspec.msgpack.decode(value, type=tuple[str, int])
                 else:
                     appends[key[1]] = msgspec.msgpack.decode(value, type=_Append)
             for stripe, append in appends.items():
@@ -176,29 +175,30 @@ class Copies:
         by_log: dict[int, list[Batch]] = defaultdict(list)
         for batch in batches:
             by_log[self._stripes.setdefault(batch.partition, len(self._stripes) % STRIPES)].append(batch)
-        after, upto = self.after, dict[str, int]()
+        places: dict[bytes, tuple[str, int]] = {}
         lines = {stripe: b"".join([one.lines for one in of_it]) for stripe, of_it in by_log.items()}
         with self._file.errors(), self._state.begin(write=True) as txn:
             for stripe, of_it in by_log.items():
                 place = self._room(self._logs[stripe], len(lines[stripe]))
                 parts = []
                 for batch in of_it:
-                    before = upto.get(batch.partition, after.get(batch.partition))
+                    key = _key(batch.partition)
+                    name, number = places.get(key) or self._places.get(key) or ("", 0)
+                    before = number if name == batch.partition else None
                     parts.append(_Part(batch.partition, len(batch.lines), before, batch.runs))
                     first, count = batch.runs[-1]
-                    upto[batch.partition] = first + count - 1
+                    places[key] = batch.partition, first + count - 1
                 append = _Append(place.file, place.offset, tuple(parts))
                 txn.put(_STRIPE + bytes([stripe]), msgspec.msgpack.encode(append))
                 note_rows(self._logs[stripe].path(place.file), place.offset, of_it, self._source)
-            places = {_key(partition): (partition, number) for partition, number in upto.items()}
-            for key, place_of_it in places.items():
-                txn.put(key, msgspec.msgpack.encode(place_of_it))
+            for key, last in places.items():
+                txn.put(key, msgspec.msgpack.encode(last))
         for stripe, column in lines.items():
             self._logs[stripe].append(column, rotate=False)
         for stripe in lines:
             self._logs[stripe].sync()
         self._places |= places
-        return upto
+        return dict(places.values())
 
     def _room(self, log: RotatingLog, size: int) -> LogPosition:
         if log.position.offset and log.position.offset + size > self._file_bytes_max:
