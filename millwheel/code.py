@@ -84,7 +84,7 @@ class _Finder:
     def keep_beside(self) -> None:
         """The modules beside those that were found."""
         beside = [(f"{name}.", place) for name, kept in self.kept.items() for place in kept.within or ()]
-        beside += [("", str(Path.cwd()))] if Path.cwd() != _HOME else []
+        beside += [("", str(Path.cwd()))] if self.kept and Path.cwd() != _HOME else []
         for package, place in beside:
             for path in Path(place).glob("*.py"):
                 name = package + path.stem

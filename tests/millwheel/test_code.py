@@ -3,6 +3,7 @@
 import shutil
 import sys
 
+import msgspec
 import pytest
 
 from millwheel.code import FILE, load, load_kept
@@ -83,6 +84,13 @@ def test_a_load_has_the_code_as_it_is_now(place):
     second, _ = load(NAME)
     assert [one.computations["scaled"].streams[0].name for one in (first, second)] == ["first", "other"]
     assert [does(one)[0] for one in (first, second)] == [1, 9]
+
+
+def test_of_what_is_ready_made_no_code_is_kept(place):
+    logs = '{"paths": "logs/*", "time": "ts", "unit": "us", "lateness_s": 0}'
+    given = f'{{"logs": {logs}, "key": "user", "sink": "out", "late": "process", "length_s": 1}}'
+    _, code = load(f"millwheel.ready.topologies:windows {given}")
+    assert msgspec.msgpack.decode(code) == {}
 
 
 def refuses(_):
