@@ -9,7 +9,7 @@ exchanged as a whole, so lookups wait for nobody. A file goes only after the man
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -112,6 +112,8 @@ class LogFileMap:
         self._recent: list[Entries] = []
         self._unsaved_bytes = 0
         self._unsaved_gone = False
+        self._making = 0
+        """Bytes that the segments may get that are being made."""
         self._tables: tuple[Entries, ...] = ()
         self._exchange_tables()
         self._last_files: dict[int, int] = {}
@@ -201,7 +203,7 @@ class LogFileMap:
         states, fresh = list(self._states.values()), joined(self._recent) if self._recent else None
         if fresh is not None:
             fresh = fresh.take(self._live[fresh.places["file"]])
-        with self._changing:
+        with self._changing, self._room(len(fresh)) if fresh else nullcontext():
             number = self._write_segment([fresh], len(fresh)) if fresh else None
             listed = [*self._manifest.segments, *([] if number is None else [Listed(number, 0)])]
             manifest = with_states(self._manifest, states, self._next_number)
@@ -324,13 +326,32 @@ class LogFileMap:
                 if path.name not in names:
                     path.unlink()
 
+    @contextmanager
+    def _room(self, capacity: int) -> Iterator[None]:
+        """Around the making of a segment of so many entries, and the end of those that it stands for. Who is
+        short of room waits for a merge that is under way. DiskFullError."""
+        size = Writer.bytes_of(capacity)
+
+        def is_there() -> bool:
+            return self.disk_bytes + self._making + size <= self._bytes_max
+
+        with self._changing:
+            self._changing.wait_for(lambda: is_there() or not self._making, _MERGE_WAIT_S)
+            if not is_there():
+                raise DiskFullError(
+                    f"{self.directory}: the log file map is full; raise 'eventstore.map_bytes_max' and start "
+                    "again, nothing is lost"
+                )
+            self._making += size
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._making -= size
+                self._changing.notify_all()
+
     def _write_segment(self, parts: Iterable[Entries], capacity: int) -> int:
         """Write one that nobody knows of yet; its number. StorageError, and what `parts` raises."""
-        if self.disk_bytes + Writer.bytes_of(capacity) > self._bytes_max:
-            raise DiskFullError(
-                f"{self.directory}: the log file map is full; raise 'eventstore.map_bytes_max' and start "
-                "again, nothing is lost"
-            )
         number = next(self._numbers)
         path = self._path(number)
         with storage_errors(path):
@@ -399,14 +420,15 @@ class LogFileMap:
                 yield part
 
         total = sum(map(len, segments))
-        number = self._write_segment(parts(), total)
-        kept = len(self._segments[number])
-        with self._changing:
-            listed = self.segments
-            at = listed.index(job[0])
-            fresh = [Listed(number, level)] if kept else []
-            changed = [*listed[:at], *fresh, *listed[at + len(job) :]]
-            self._put_manifest(msgspec.structs.replace(self._manifest, segments=changed), number)
-            self._exchange_tables()
-        self.swept += total - kept
-        self._remove([*[one.number for one in job], *([] if fresh else [number])])
+        with self._room(total):
+            number = self._write_segment(parts(), total)
+            kept = len(self._segments[number])
+            with self._changing:
+                listed = self.segments
+                at = listed.index(job[0])
+                fresh = [Listed(number, level)] if kept else []
+                changed = [*listed[:at], *fresh, *listed[at + len(job) :]]
+                self._put_manifest(msgspec.structs.replace(self._manifest, segments=changed), number)
+                self._exchange_tables()
+            self.swept += total - kept
+            self._remove([*[one.number for one in job], *([] if fresh else [number])])

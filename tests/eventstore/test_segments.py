@@ -420,6 +420,31 @@ def test_a_full_map_says_so_and_nothing_is_half_written(tmp_path, monkeypatch):
     held.close()
 
 
+def test_a_merge_that_is_under_way_takes_no_room_that_others_fill_meanwhile(tmp_path, monkeypatch):
+    monkeypatch.setattr(maps, "FLUSH_ENTRIES", 3000)
+    monkeypatch.setattr(maps, "_MERGE_WAIT_S", 0.2)
+    held, go_on, sizes = LogFileMap(tmp_path, EventStore(map_bytes_max=1 << 20)), threading.Event(), []
+
+    def held_up(*given):
+        assert go_on.wait(30)
+        return merged(*given)
+
+    def listed(manifest, number, put=held._put_manifest):
+        sizes.append(held.disk_bytes)
+        put(manifest, number)
+
+    monkeypatch.setattr(maps, "merged", held_up)
+    monkeypatch.setattr(held, "_put_manifest", listed)
+    with pytest.raises(DiskFullError, match=r"eventstore\.map_bytes_max"):
+        for k in range(40):
+            add(held, ids_of(range(3000 * k, 3000 * k + 3000)), 1, 3000 * k)
+    go_on.set()
+    assert held.settle(30)
+    assert len(held.segments) < 8 < len(sizes)
+    assert max(sizes) <= 1 << 20
+    held.close()
+
+
 def test_what_no_manifest_names_is_removed_at_start(tmp_path):
     (tmp_path / "segment-00000007").write_bytes(b"x")
     (tmp_path / "segment-00000008.partial").write_bytes(b"x")
