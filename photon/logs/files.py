@@ -32,9 +32,9 @@ _MAGIC: Final = re.compile(
     rb"|(?P<zip>PK\x03\x04)|(?P<lz4>\x04\x22\x4d\x18)|(?P<parquet>PAR1)"
 )
 _NAMED: Final = {
-    "gzip": "compressed by gzip: its name must end in .gz",
-    "zstd": "compressed by zstd: its name must end in .zst",
-    "parquet": "Parquet: read by a pattern that ends in .parquet",
+    "gzip": "compressed by gzip: its name must end in .gz (mv FILE FILE.gz)",
+    "zstd": "compressed by zstd: its name must end in .zst (mv FILE FILE.zst)",
+    "parquet": "Parquet: read by a pattern that ends in .parquet, or as parquet://FILE",
 }
 
 Identity = tuple[int, int]
@@ -140,11 +140,18 @@ def read_chunk(
 
 def check_begins(fd: int, path: str, offset: int) -> None:
     """OSError EBADMSG if it is to be read from its start and holds no lines there, by its first bytes."""
-    found = None if offset else _MAGIC.match(os.pread(fd, _MAGIC_BYTES, 0))
-    if found is not None:
-        kind = found.lastgroup or ""
-        other = f"compressed by {kind}, which Photon does not read: unpack it, or use .gz or .zst"
-        raise OSError(errno.EBADMSG, _NAMED.get(kind, other), path)
+    if not offset and (kind := no_text(os.pread(fd, _MAGIC_BYTES, 0))):
+        raise OSError(errno.EBADMSG, kind, path)
+
+
+def no_text(first: bytes) -> str:
+    """What a file is that begins so and holds no lines, and the mend; "" where it may hold some."""
+    found = _MAGIC.match(first)
+    if found is None:
+        return ""
+    kind = found.lastgroup or ""
+    other = f"compressed by {kind}, which Photon does not read: unpack it, or use .gz or .zst"
+    return _NAMED.get(kind, other)
 
 
 def unended_line(path: str, offset: int, length: int, identity: Identity | None = None) -> Chunk | None:

@@ -12,7 +12,7 @@ import msgspec
 import zstandard
 
 from photon.core.errors import StorageError, UsageError
-from photon.logs.files import named_files
+from photon.logs.files import named_files, no_text
 from photon.logs.formats import IS_UTF16, UTF16, split_chunk
 from photon.logs.packed import is_packed, unpacked
 
@@ -22,9 +22,6 @@ _LINE_BYTES_MAX: Final = 64 << 20
 _KINDS: Final = [
     (re.compile(begin), told)
     for begin, told in (
-        (rb"\x1f\x8b", "it is compressed, which its name must say: mv FILE FILE.gz"),
-        (rb"\x28\xb5\x2f\xfd", "it is compressed, which its name must say: mv FILE FILE.zst"),
-        (rb"PAR1", "it is Parquet; write 'parquet://FILE' for it"),
         (IS_UTF16.pattern, f"it is {UTF16}"),
         (rb"\{\s*\n", "it is JSON over several lines; make a line of each object: jq -c . FILE"),
         (rb"\[", "it is one JSON array; make a line of each element: jq -c '.[]' FILE"),
@@ -116,6 +113,8 @@ def files_of(patterns: Sequence[str]) -> list[str]:
 
 def no_json_lines(first: bytes) -> str:
     """What a file that begins so is, and how it can be read, where that can be told."""
+    if kind := no_text(first):
+        return f"it is {kind}"
     text = first.lstrip()
     found = (told for begin, told in _KINDS if begin.match(text))
     return next(found, "it holds no JSON objects, one a line (docs/formats.md)")
