@@ -26,6 +26,8 @@ from photon.logs.packed import is_packed
 from photon.logs.shares import SLOTS, slot_of, unrotated
 
 CHUNK_BYTES: Final = 512 << 10
+_FILE_SHARE: Final = 1 / 128
+"""What a file takes of a chunk, however little it has."""
 _LOOK_US: Final = 1_000_000
 _encode: Final = msgspec.msgpack.encode
 _position: Final = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
@@ -33,13 +35,14 @@ _position: Final = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 
 class Injection(NamedTuple):
     """Records by input, the rows that say that they were read, lines that are none. `slot`: of the file, in
-    which there may be `more`."""
+    which there may be `more`. `share`: of a chunk, that this takes."""
 
     records: dict[int, Records]
     positions: Changes
     letters: list[dict[str, Any]]
     slot: int
     more: bool
+    share: float
 
 
 class Listed:
@@ -179,7 +182,8 @@ class LogSource:
         self._newest[state.number] = int(parsed.times[parsed.times <= upto].max(initial=newest))
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
         rows[position_row(self._number, state.number)] = self._packed(state)
-        return Injection(parsed.records, rows, letters, self._slot(state.name), chunk.more)
+        took = max((chunk.end - chunk.start) / CHUNK_BYTES, _FILE_SHARE)
+        return Injection(parsed.records, rows, letters, self._slot(state.name), chunk.more, took)
 
     def bound(self) -> int:
         """Nothing older will come that is not late."""

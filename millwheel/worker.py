@@ -249,16 +249,7 @@ class Worker:
             if positions:
                 self._wheel.inject(source.name, {}, positions)
             if self._may_read:
-                reads = self._clock.monotonic()
-                found = source.read(self._wheel.pace.share)
-                if found is not None:
-                    self._more = True
-                    left |= found.more
-                    self._chunks += 1
-                    self._wheel.inject(source.name, found.records, found.positions, found.letters)
-                    took = self._clock.monotonic() - reads
-                    self._spent[found.slot] += took
-                    self._reading += took
+                left |= self._read(source)
             else:
                 self._more = True
         self._wheel.turn(self._clock.now_us())
@@ -266,6 +257,22 @@ class Worker:
         self._hand_on(*self._wheel.early())
         for source in () if self._drained else self._sources:
             self._wheel.bound(source.name, source.bound())
+
+    def _read(self, source: LogSource) -> bool:
+        """A turn's share of what is unread, of many files where they are small. Whether that was not all."""
+        whole, began = self._wheel.pace.share, self._clock.monotonic()
+        share = whole
+        while share > 0 and (found := source.read(share)) is not None:
+            self._wheel.inject(source.name, found.records, found.positions, found.letters)
+            share -= found.share
+            took = self._clock.monotonic() - began
+            began += took
+            self._spent[found.slot] += took
+            self._reading += took
+        if share < whole:
+            self._more = True
+            self._chunks += 1
+        return share <= 0
 
     def _accept(self, listener: Any, _: int) -> None:
         with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
 """How much a worker takes on at a time: as much as it can do in a moment."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from millwheel.engine.shares import even, slots_of
 from millwheel.engine.store import MemoryStore
 from millwheel.engine.wheel import TURN_S, Pace, Wheel
 from millwheel.testing import _packed, _parsers
+from millwheel.worker import Worker
+from photon.core.clock import SystemClock
+from photon.logs.shares import SLOTS
 from tests.millwheel.test_sources import Read
 from tests.millwheel.topologies import SECOND, two_stages
 from tests.waiting import wait_until
@@ -103,6 +107,29 @@ def test_a_source_reads_about_so_much_and_one_line_at_least(tmp_path, share, lin
     found = read.source.read(share)
     count = sum(map(len, found.records.values()))
     assert count <= lines + 2 and count >= min(lines, 500) - 2 and found.more == (lines < 500)
+
+
+def test_many_small_files_are_read_in_one_turn(tmp_path):
+    read = Read(tmp_path)
+    for number in range(300):
+        read.write(f"{number}.jsonl", number)
+    read.source.look()
+    injected = []
+    worker = SimpleNamespace(
+        _wheel=SimpleNamespace(pace=Pace(), inject=lambda name, records, *_: injected.append(records)),
+        _clock=SystemClock(),
+        _spent=np.zeros(SLOTS),
+        _reading=0.0,
+        _more=False,
+        _chunks=0,
+    )
+    worker._wheel.pace.share = 1.0
+    assert Worker._read(worker, read.source)  # there is more
+    assert len(injected) == 128 and worker._more and worker._chunks == 1
+    assert Worker._read(worker, read.source) and not Worker._read(worker, read.source)
+    assert len(injected) == 300 and worker._chunks == 3
+    worker._more = False
+    assert not Worker._read(worker, read.source) and not worker._more and worker._chunks == 3
 
 
 @pytest.mark.long
