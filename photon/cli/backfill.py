@@ -38,8 +38,8 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 
 
 @click.command("backfill")
-@logs_option("primary", sources="Kafka, CSV, Parquet")
-@logs_option("foreign", sources="Kafka, CSV, Parquet")
+@logs_option("primary", sources="Kafka, S3, CSV, Parquet")
+@logs_option("foreign", sources="Kafka, S3, CSV, Parquet")
 @path_option("--out", required=True, help="The --out of `photon join`.")
 @work_option("Work directory of the run; without --registry OUT/.photon, where that is there.")
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")

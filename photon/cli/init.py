@@ -21,8 +21,8 @@ _SHOWN: Final = 12
 
 
 @click.command("init")
-@logs_option("primary", sources="Kafka, CSV, Parquet, -")
-@logs_option("foreign", sources="Kafka, CSV, Parquet, -")
+@logs_option("primary", sources="Kafka, S3, CSV, Parquet, -")
+@logs_option("foreign", sources="Kafka, S3, CSV, Parquet, -")
 @path_option("--config", default=Path("photon.toml"), show_default=True, help="The file to write.")
 def command(primary: Sequence[str], foreign: Sequence[str], config: Path) -> int:
     """Write a commented photon.toml: which fields of your logs are the ids, the reference and the times.

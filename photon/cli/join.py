@@ -19,8 +19,8 @@ _SHOWN_BYTES: Final = 300
 
 
 @click.command("join")
-@logs_option("primary", sources="Kafka, CSV, Parquet, -")
-@logs_option("foreign", sources="Kafka, CSV, Parquet, -")
+@logs_option("primary", sources="Kafka, S3, CSV, Parquet, -")
+@logs_option("foreign", sources="Kafka, S3, CSV, Parquet, -")
 @path_option("--out", help="Directory of the output.")
 @path_option("--config", help="Settings (photon.toml).")
 @path_option("--work", help="State to resume from  [default: OUT/.photon]")

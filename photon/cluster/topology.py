@@ -205,15 +205,15 @@ class Topology:
         """
         found = []
         for text in texts:
-            places = [text]
-            if is_known_source(text):
+            places = []
+            if is_source(text):
                 homes = [pipeline.home("importer") for pipeline in self.pipelines]
                 names = {text, absolute(text)}  # of files the run knows these
                 copies = [copies_of(home, side, name) for home in homes for name in names]
                 places = [str(place / "*.jsonl") for place in copies if place.is_dir()]
-            if not places:
+            if not places and is_known_source(text):
                 raise UsageError(f"{text}: no datacenter of this run that is on this machine imports it")
-            found.append(places[0])
+            found.append(next(iter(places), text))
         return tuple(found)
 
     def _logs(self, pipeline: Pipeline, side: str) -> list[str]:
@@ -469,7 +469,7 @@ def _check_pipeline(name: str, place: DatacenterPlace) -> None:
     if imported != bool(importers) or len(importers) > 1:
         raise SettingsError(
             f"'{where}.importers': name the address of one importer if 'primary' or 'foreign' has what is no "
-            "log file (kafka://, .csv, .parquet), else none"
+            "log file (kafka://, s3://, .csv, .parquet), else none"
         )
     missing = [key for key, values in needed.items() if not values]
     if missing and len(missing) < len(needed):

@@ -32,7 +32,22 @@ FORMATS: Final = ("jsonl", "parquet")
 _END: Final = "photon.end"
 _CLIENT: Final = ("allow_http", "timeout", "connect_timeout", "proxy_url")
 _RETRIES: Final = 2
-_NEVER_WORKS: Final = (PermissionDeniedError, UnauthenticatedError)
+NEVER_WORKS: Final = (PermissionDeniedError, UnauthenticatedError)
+
+
+def store_of(uri: Uri, url: str, given: dict[str, str]) -> Any:
+    """The store at this URL, with these options. UsageError."""
+    options: dict[str, Any] = {}
+    if uri.scheme != "file":
+        options["client_options"] = {name: given.pop(name) for name in _CLIENT if name in given}
+        options["retry_config"] = {"max_retries": _RETRIES}
+    elif given:
+        raise UsageError(f"{uri.shown}: unknown option '{next(iter(given))}'")
+    try:
+        make: Any = from_url
+        return make(url, config=given or None, **options)
+    except (BaseError, ValueError, TypeError) as error:
+        raise UsageError(f"{uri.shown}: {first_line(error)}") from error
 
 
 class ObjectSink:
@@ -51,24 +66,10 @@ class ObjectSink:
         if self._format not in FORMATS:
             raise UsageError(f"{uri.shown}: format is one of {', '.join(FORMATS)}, not '{self._format}'")
         self.batch_bytes, self.linger_s = batching(uri, given)
-        self._store = self._made(given)
-
-    def _made(self, given: dict[str, str]) -> Any:
-        url = self._uri.text.partition("?")[0]
-        options: dict[str, Any] = {}
-        if self._uri.scheme == "file":
+        if uri.scheme == "file":
             with contextlib.suppress(OSError):  # told by what follows
-                Path("/", self._uri.path).mkdir(parents=True, exist_ok=True)
-        else:
-            options["client_options"] = {name: given.pop(name) for name in _CLIENT if name in given}
-            options["retry_config"] = {"max_retries": _RETRIES}
-        if self._uri.scheme == "file" and given:
-            raise UsageError(f"{self._uri.shown}: unknown option '{next(iter(given))}'")
-        try:
-            make: Any = from_url
-            return make(url, config=given or None, **options)
-        except (BaseError, ValueError, TypeError) as error:
-            raise UsageError(f"{self._uri.shown}: {first_line(error)}") from error
+                Path("/", uri.path).mkdir(parents=True, exist_ok=True)
+        self._store = store_of(uri, uri.text.partition("?")[0], given)
 
     def open(self) -> LogPosition | None:
         try:
@@ -80,7 +81,7 @@ class ObjectSink:
             ]
             return self._end_of(max(found)) if found else None
         except BaseError as error:
-            raise in_words(self._uri, error, _NEVER_WORKS) from error
+            raise in_words(self._uri, error, NEVER_WORKS) from error
 
     def _end_of(self, path: str) -> LogPosition:
         start = _start_of(path)
@@ -104,7 +105,7 @@ class ObjectSink:
         except AlreadyExistsError as error:
             raise UnavailableError(f"{self._uri.shown}/{path}: it is there already") from error
         except BaseError as error:
-            raise in_words(self._uri, error, _NEVER_WORKS) from error
+            raise in_words(self._uri, error, NEVER_WORKS) from error
 
     def close(self) -> None:
         pass

@@ -17,12 +17,10 @@ import msgspec
 import numpy as np
 
 from photon.connect.ports import Batch, shown
-from photon.connect.uris import parse_uri
+from photon.connect.uris import OBJECTS, parse_uri, table_of
 from photon.core.disk import storage_errors
 from photon.logs.files import read_at
 
-_FIRST: Final = {"csv": 2, "parquet": 1}
-"""What people call the first row: in a CSV file they count its header."""
 _decode: Final = msgspec.json.Decoder(tuple[int, str, int]).decode
 
 
@@ -33,13 +31,16 @@ def rows_path(copy: Path) -> Path:
 def note_rows(copy: Path, offset: int, batches: Sequence[Batch], source: str) -> None:
     """The batches are going to stand there, one after the other; of sources that are no tables nothing is
     noted. StorageError."""
-    first = _FIRST.get(parse_uri(source).scheme)
-    if first is None:
+    kind = parse_uri(source).scheme
+    if kind not in ("csv", "parquet", *OBJECTS):
         return
     with storage_errors(rows_path(copy)), rows_path(copy).open("ab") as file:
         for batch in batches:
-            row = batch.runs[0][0] + first
-            file.write(msgspec.json.encode((offset, shown(batch.partition), row)) + b"\n")
+            name = shown(batch.partition)
+            table = table_of(name) if kind in OBJECTS else kind
+            begins = 2 if table == "csv" else 1  # people count the header, too
+            row = batch.runs[0][0] + begins
+            file.write(msgspec.json.encode((offset, name, row)) + b"\n")
             offset += len(batch.lines)
 
 

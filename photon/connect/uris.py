@@ -16,18 +16,20 @@ from photon.core.errors import PhotonError, UnavailableError, UsageError, first_
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://")
 _TABLES: Final = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet"}
+OBJECTS: Final = ("s3", "gs", "az")
 _OURS: Final[dict[str, dict[str, str]]] = {
     "source": {
         "kafka": "photon.connect.kafka:KafkaSource",
-        "csv": "photon.connect.tables:make_csv",
-        "parquet": "photon.connect.tables:make_parquet",
+        "csv": "photon.connect.local_files:make_csv",
+        "parquet": "photon.connect.local_files:make_parquet",
+        **dict.fromkeys(OBJECTS, "photon.connect.stored_objects:make_objects"),
     },
     "sink": {
         "kafka": "photon.connect.kafka_sink:KafkaSink",
         "postgresql": "photon.connect.postgresql:PostgresqlSink",
         "iceberg": "photon.connect.iceberg:IcebergSink",
         "otlp": "photon.connect.traces:TraceSink",
-        **dict.fromkeys(("s3", "gs", "az", "file"), "photon.connect.objects:ObjectSink"),
+        **dict.fromkeys((*OBJECTS, "file"), "photon.connect.objects:ObjectSink"),
     },
 }
 _EXTRAS: Final = {
@@ -109,21 +111,22 @@ SinkMaker = Callable[[Uri, str], Sink]
 
 def is_source(text: str) -> bool:
     """Whether it names a source that is no pattern of log files."""
-    return _SCHEME.match(text) is not None or _table(text) is not None
+    return _SCHEME.match(text) is not None or table_of(text) is not None
 
 
 def is_known_source(text: str) -> bool:
-    """The same, where other URIs mean something else."""
-    return is_source(text) and parse_uri(text).scheme in _schemes("source")
+    """The same, where other URIs, and objects of a store, are for Spark to read."""
+    return is_source(text) and parse_uri(text).scheme in _schemes("source").keys() - set(OBJECTS)
 
 
 def is_csv(text: str) -> bool:
-    return is_source(text) and parse_uri(text).scheme == "csv"
+    """Whether all its values are texts."""
+    return is_source(text) and "csv" in ((uri := parse_uri(text)).scheme, table_of(uri.path))
 
 
 def parse_uri(text: str) -> Uri:
     """UsageError where it is none."""
-    table = _table(text)
+    table = table_of(text)
     if table is not None and _SCHEME.match(text) is None:
         return Uri(text, table, "", text)
     if _SCHEME.match(text) is None:
@@ -178,5 +181,6 @@ def _schemes(kind: str) -> dict[str, EntryPoint]:
     return points
 
 
-def _table(text: str) -> str | None:
-    return next((kind for suffix, kind in _TABLES.items() if text.endswith(suffix)), None)
+def table_of(name: str) -> str | None:
+    """ "csv" or "parquet", by how it ends."""
+    return next((kind for suffix, kind in _TABLES.items() if name.endswith(suffix)), None)

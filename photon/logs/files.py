@@ -247,6 +247,8 @@ def as_glob(pattern: str) -> str:
 
 def check_patterns(patterns: Sequence[str]) -> None:
     """UsageError if a pattern can't ever match: its fixed leading directory is not there, or not for us."""
+    if "" in patterns:
+        raise UsageError("a pattern is empty; name the logs to read (`.` for the current directory)")
     for pattern in map(as_glob, patterns):
         fixed = Path(pattern) if not glob.has_magic(pattern) else Path(_fixed_part(pattern))
         try:

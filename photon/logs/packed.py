@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import zstandard
 
@@ -168,30 +168,34 @@ class Spool:
 
 
 def unpacked(path: str, identity: Identity | None = None) -> Iterator[bytes]:
-    """What is in an archive, of all its members or frames. EOFError if it ends too early; FileNotFoundError
-    if another one has its name by now."""
+    """What is in an archive. As `pieces`; FileNotFoundError if another one has its name by now."""
     with open(path, "rb") as packed_file:
         status = os.fstat(packed_file.fileno())
         if identity not in (None, (status.st_dev, status.st_ino)):
             raise FileNotFoundError(errno.ENOENT, "another file has this name now", path)
-        if path.endswith(".gz"):
-            with gzip.open(packed_file, "rb") as packed:
-                while piece := packed.read(_STEP_BYTES):
-                    yield piece
-            return
-        begun, frame = False, zstandard.ZstdDecompressor().decompressobj()
-        while data := packed_file.read(_ZSTD_STEP_BYTES):
-            while data:
-                begun = True
-                piece = frame.decompress(data)
-                if piece:
-                    yield piece
-                data = b""
-                if frame.eof:
-                    data = frame.unused_data
-                    begun, frame = False, zstandard.ZstdDecompressor().decompressobj()
-        if begun:
-            raise EOFError("it ends inside a frame")
+        yield from pieces(path, packed_file)
+
+
+def pieces(name: str, file: IO[bytes]) -> Iterator[bytes]:
+    """What is in an archive of this name, of all its members or frames. EOFError if it ends too early."""
+    if name.endswith(".gz"):
+        with gzip.open(file, "rb") as packed:
+            while piece := packed.read(_STEP_BYTES):
+                yield piece
+        return
+    begun, frame = False, zstandard.ZstdDecompressor().decompressobj()
+    while data := file.read(_ZSTD_STEP_BYTES):
+        while data:
+            begun = True
+            piece = frame.decompress(data)
+            if piece:
+                yield piece
+            data = b""
+            if frame.eof:
+                data = frame.unused_data
+                begun, frame = False, zstandard.ZstdDecompressor().decompressobj()
+    if begun:
+        raise EOFError("it ends inside a frame")
 
 
 # --- Archives are unpacked beside the reading of other logs, one at a time (paper 3.2).

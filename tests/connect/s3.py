@@ -35,11 +35,20 @@ class S3:
     def objects(self, prefix):
         """The content of each object."""
         import obstore
+
+        listed = [one["path"] for part in obstore.list(self._store, prefix) for one in part]
+        return {path: bytes(obstore.get(self._store, path).bytes()) for path in listed}
+
+    def put(self, path, content):
+        import obstore
+
+        obstore.put(self._store, path, content)
+
+    @property
+    def _store(self):
         from obstore.store import S3Store
 
-        store = S3Store(self.bucket, endpoint=self.endpoint, client_options={"allow_http": True}, **KEYS)
-        listed = [one["path"] for part in obstore.list(store, prefix) for one in part]
-        return {path: bytes(obstore.get(store, path).bytes()) for path in listed}
+        return S3Store(self.bucket, endpoint=self.endpoint, client_options={"allow_http": True}, **KEYS)
 
     def close(self):
         self._process.kill()

@@ -36,6 +36,7 @@ def test_sources_are_told_from_log_files(text, source):
         ("kafka://h/t", True),
         ("a.csv", True),
         ("s3a://b/logs", False),
+        ("gs://b/logs", False),
         ("hdfs://h/a.parquet", False),
         ("a", False),
     ],
@@ -47,6 +48,7 @@ def test_uris_that_others_read_are_told_from_sources(text, known):
 def test_a_scheme_is_a_source_a_sink_or_both():
     assert known_as("kafka://h/t") == ["source", "sink"]
     assert known_as("a.csv") == ["source"]
+    assert known_as("s3://b/*.csv") == ["source", "sink"]
     assert known_as("postgresql://h/d") == ["sink"]
     with pytest.raises(UsageError, match="nothing is known by 's4://'; known are kafka://, csv://"):
         known_as("s4://b")

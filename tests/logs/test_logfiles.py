@@ -134,6 +134,8 @@ def test_a_glob_may_match_nothing_but_its_directory_must_be_there(tmp_path):
         check_patterns([f"{tmp_path}/missing/*.jsonl"])
     with pytest.raises(UsageError, match=r"standard input \(-\) is read by photon join alone.*name that"):
         check_patterns(["-"])
+    with pytest.raises(UsageError, match="a pattern is empty"):
+        check_patterns([f"{tmp_path}/*.jsonl", ""])
     with pytest.raises(UsageError, match="no such file or directory"):
         check_patterns([f"{tmp_path}/missing.jsonl"])
 
