@@ -9,9 +9,9 @@ import lmdb
 import numpy as np
 
 from millwheel.engine.logged import LoggedStore, put_together
+from millwheel.engine.records import SLOTS
 from millwheel.errors import ZombieError
 from photon.core.disk import LmdbFile
-from photon.logs.shares import SLOTS
 
 BYTES_MAX: Final = 256 << 30
 _FENCES: Final = b"fences"
@@ -36,14 +36,15 @@ class Disk(LoggedStore):
             self._log = self._env.open_db(b"log")
             self._meta = self._env.open_db(b"meta")
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, behind: Sequence[bytes] = (b"",)) -> Iterator[tuple[bytes, bytes]]:
         with self.file.errors(), self._env.begin(db=self._rows) as txn, txn.cursor() as cursor:
-            if not cursor.set_range(prefix):
-                return
-            for row, value in cursor:
-                if not row.startswith(prefix):
+            for start in [prefix + one for one in behind]:
+                if not cursor.set_range(start):
                     return
-                yield bytes(row), bytes(value)
+                for row, value in cursor:
+                    if not row.startswith(start):
+                        break
+                    yield bytes(row), bytes(value)
 
     def numbers(self, row: bytes, value: bytes | None = None) -> bytes | None:
         with self.file.errors(), self._env.begin(write=value is not None, db=self._meta) as txn:
@@ -63,7 +64,7 @@ class Disk(LoggedStore):
             fences = self._fences(txn)
             fences[list(slots)] = sequencer
             txn.put(_FENCES, fences.tobytes(), db=self._meta)
-            lanes = {bytes(key)[0] for key, _ in txn.cursor(self._log)}
+            lanes = {int.from_bytes(key[:2], "big") for key, _ in txn.cursor(self._log)}
             for lane in sorted(lanes):
                 if lane % workers == me:
                     self._write(txn, lane, {})
@@ -80,7 +81,7 @@ class Disk(LoggedStore):
     def _append(self, blob: bytes) -> None:
         with self.file.errors(), self._env.begin(write=True) as txn:
             self._check(txn)
-            key = bytes((self._lane,)) + self._next.to_bytes(8, "big")
+            key = self._lane.to_bytes(2, "big") + self._next.to_bytes(8, "big")
             txn.put(key, blob, db=self._log, append=False)
 
     def _fold(self, changes: Mapping[bytes, bytes | None]) -> None:
@@ -100,8 +101,9 @@ class Disk(LoggedStore):
         """The rows of a log, and these, to the table, in the order of their names; the log is empty then."""
         blobs: list[bytes] = []
         with txn.cursor(self._log) as cursor:
-            found = cursor.set_range(bytes((lane,)))
-            while found and bytes(cursor.key())[:1] == bytes((lane,)):
+            start = lane.to_bytes(2, "big")
+            found = cursor.set_range(start)
+            while found and bytes(cursor.key()).startswith(start):
                 blobs.append(bytes(cursor.value()))
                 found = cursor.delete()
         rows = put_together(blobs, more, self.file.path)

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from millwheel.engine.records import SLOTS
 from millwheel.engine.shares import Shares, fitting
 from photon.core.addresses import joined, split
 from photon.core.clock import Background, Backoff, Clock
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, UsageError
-from photon.logs.shares import SLOTS
 
 if TYPE_CHECKING:
     from millwheel.postgresql import PostgresqlStore

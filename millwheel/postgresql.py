@@ -103,8 +103,10 @@ INSERT INTO rows (name, value) SELECT * FROM unnest(%b::bytea[], %b::bytea[])
 ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
 _DELETE: Final = "DELETE FROM rows WHERE name = ANY(%b::bytea[])"
 _GET: Final = "SELECT name, value FROM rows WHERE name = ANY(%b::bytea[])"
-_SCAN: Final = "SELECT name, value FROM rows WHERE name >= %b AND name < %b ORDER BY name"
-_SCAN_ON: Final = "SELECT name, value FROM rows WHERE name >= %b ORDER BY name"
+_SCAN: Final = """
+SELECT name, value FROM rows
+WHERE name >= %b AND name < %b AND substring(name FROM %s::int FOR %s::int) = ANY(%b::bytea[])
+ORDER BY name"""
 _NUMBER: Final = """
 INSERT INTO meta (name, value) VALUES (%b, %b) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
 
@@ -163,13 +165,13 @@ class PostgresqlStore(LoggedStore):
             raise
         self._again_s = again_s
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        end = _after(prefix)
-        query, bounds = (_SCAN_ON, (prefix,)) if end is None else (_SCAN, (prefix, end))
+    def scan(self, prefix: bytes, behind: Sequence[bytes] = (b"",)) -> Iterator[tuple[bytes, bytes]]:
+        within = len(prefix) + 1, len(behind[0]), list(behind)
+        bounds = prefix, _after(prefix), *within
         try:
             with self._connected("rest").transaction(), self._connected("rest").cursor("scan") as cursor:
                 cursor.itersize = _ROWS_AT_ONCE
-                for name, value in cursor.execute(query, bounds):
+                for name, value in cursor.execute(_SCAN, bounds):
                     yield bytes(name), bytes(value)
         except psycopg.Error as error:
             raise StorageError(f"{self.shown}: {first_line(error)}") from error
@@ -415,7 +417,7 @@ def _leads(connection: _Connection, machine: Machine, seconds: float) -> bool:
     return connection.execute(_HOLD, (machine.holder, _encode(machine), seconds)).fetchone() is not None
 
 
-def _after(prefix: bytes) -> bytes | None:
-    """The first name behind all that start so; None if there is none."""
+def _after(prefix: bytes) -> bytes:
+    """The first name behind all that start so."""
     kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
+    return kept[:-1] + bytes((kept[-1] + 1,))

@@ -14,7 +14,7 @@ import msgspec
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lateness import Lateness
 from millwheel.engine.lines import LineParser
-from millwheel.engine.records import Records
+from millwheel.engine.records import SLOTS, Records
 from millwheel.engine.store import POSITION, Changes, position_row
 from millwheel.sinks import complete_files
 from millwheel.topology import PUSHED, Input, Logs
@@ -23,7 +23,7 @@ from photon.core.settings import Logs as Reading
 from photon.logs.files import FileState, find, pack_file_state, shown, unpack_file_state
 from photon.logs.follow import LogFollower
 from photon.logs.packed import is_packed
-from photon.logs.shares import SLOTS, slot_of, unrotated
+from photon.logs.shares import slot_of, unrotated
 
 CHUNK_BYTES: Final = 512 << 10
 _FILE_SHARE: Final = 1 / 128
@@ -241,7 +241,7 @@ class LogSource:
         self._follower.close()
 
     def _slot(self, path: str) -> int:
-        return slot_of(_directory(path) if self._whole else path)
+        return slot_of(_directory(path) if self._whole else path, SLOTS)
 
     def _is_read(self, path: str) -> bool:
         return self._mine(path) and (self._listed is None or self._listed.has(path))

@@ -24,7 +24,7 @@ from millwheel.engine.calls import ID_BYTES, Calls, shown
 from millwheel.engine.lateness import Lateness
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
-from millwheel.engine.records import Frame, decode_frame, encode_frame
+from millwheel.engine.records import SLOTS, Frame, decode_frame, encode_frame
 from millwheel.engine.shares import Work, slots_of
 from millwheel.engine.store import keeper, lateness_row, sink_row
 from millwheel.engine.wheel import Lines, Wheel
@@ -37,7 +37,6 @@ from photon.core.clock import Clock
 from photon.core.errors import UsageError
 from photon.core.status import Notices
 from photon.core.suspects import Suspects
-from photon.logs.shares import SLOTS
 from photon.logs.writer import LogPosition
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ class LoggedStore(ABC):
         return [recent.get(row, value) for row, value in zip(rows, found, strict=True)]
 
     @abstractmethod
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]: ...
+    def scan(self, prefix: bytes, behind: Sequence[bytes] = (b"",)) -> Iterator[tuple[bytes, bytes]]: ...
 
     def logged(self) -> Changes:
         """What the logs of all workers have before the table has it, as of now. StorageError."""

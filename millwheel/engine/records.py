@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from millwheel.computation import Codes, Times, Values
 from millwheel.engine.calls import FAULTS, ours, reason_of
-from photon.logs.shares import SLOTS
 
+SLOTS: Final = 1024
+"""So many key intervals there are: as many workers at most, and what one of them has more to do than another
+is evened out by steps of that size."""
 Ext = msgspec.msgpack.Ext
 MSGPACK: Final = 1
 JSON: Final = 2

@@ -17,8 +17,7 @@ from millwheel.engine.columnar import Columnar
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
 from millwheel.engine.keyed import Keyed
 from millwheel.engine.plan import Plan
-from millwheel.engine.records import Records, Slots, key_hash, together
-from photon.logs.shares import SLOTS
+from millwheel.engine.records import SLOTS, Records, Slots, key_hash, together
 
 _BATCH: Final = 16_384
 """Records that are called in a row, about."""

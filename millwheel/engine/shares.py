@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from photon.logs.shares import SLOTS
+from millwheel.engine.records import SLOTS
 
 WINDOW_S: Final = 20.0
 WINDOW_S_MAX: Final = 3600.0
@@ -87,8 +87,8 @@ def balanced(owners: Sequence[int], loads: Seconds, stores: int = 1) -> tuple[in
             apart = of_worker[most] - of_worker[least]
             mine = slots_of(moved, most)
             slot = mine[int(np.abs(loads[mine] - apart / 2).argmin())]
-            # With more than that the two would only change places.
-            if len(mine) > 1 and 0.02 * apart < loads[slot] < 0.98 * apart:
+            # With more than that the two would only change places; of less there would be no end.
+            if len(mine) > 1 and apart / SLOTS < loads[slot] < 0.98 * apart:
                 moved[slot] = least
                 of_worker[most] -= loads[slot]
                 of_worker[least] += loads[slot]

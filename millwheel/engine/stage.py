@@ -20,20 +20,20 @@ from millwheel.computation import BEFORE
 from millwheel.engine.calls import Calls, ours
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
 from millwheel.engine.plan import Plan, shown_type, state_type
-from millwheel.engine.records import Ext, Records, Slots, opener, values_of
+from millwheel.engine.records import SLOTS, Ext, Records, Slots, opener, values_of
 from millwheel.engine.shares import Heavy
 from millwheel.engine.store import (
     STATE,
     TIMERS,
     Changes,
     key_row,
+    node_rows,
     pack_timers,
     plain,
-    slot_rows,
+    rows_of_slots,
     unpack_timers,
 )
 from millwheel.topology import decoder_of
-from photon.logs.shares import SLOTS
 
 CACHED_KEYS: Final = 200_000
 """Of one stage; those of the current commit come on top."""
@@ -118,12 +118,11 @@ class Stage:
         }
 
     def load_timers(
-        self, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], slots: Iterable[int]
+        self, scan: Callable[[bytes, Sequence[bytes]], Iterable[tuple[bytes, bytes]]], slots: Iterable[int]
     ) -> None:
         """What was pending when the slots were claimed."""
-        for slot in slots:
-            for _, packed in scan(slot_rows(TIMERS, self.number, slot)):
-                self.due.restore(*unpack_timers(packed))
+        for _, packed in scan(node_rows(TIMERS, self.number), rows_of_slots(slots)):
+            self.due.restore(*unpack_timers(packed))
 
     def process(self, number: int, records: Records) -> None:
         """Records for the input of this number."""

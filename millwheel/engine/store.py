@@ -5,15 +5,17 @@ nothing, and only while no other worker has claimed one of its key intervals.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from millwheel.computation import Tag
 from millwheel.engine.due import Pending
+from millwheel.engine.records import SLOTS
 from millwheel.errors import ZombieError
-from photon.logs.shares import SLOTS
 
 Changes = dict[bytes, bytes | None]
 """Rows to be put; None: to be deleted."""
@@ -42,8 +44,9 @@ class Store(Protocol):
 
     def read(self, rows: Sequence[bytes]) -> list[bytes | None]: ...
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows whose name starts so, ascending. For the start: what is committed meanwhile may be missing."""
+    def scan(self, prefix: bytes, behind: Sequence[bytes] = (b"",)) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose name starts so, and has one of these behind that, which ascend and are of one length;
+        ascending. For the start: what is committed meanwhile may be missing."""
         ...
 
     def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
@@ -51,33 +54,38 @@ class Store(Protocol):
         ...
 
 
+def _two(number: int) -> bytes:
+    return number.to_bytes(2, "big")
+
+
 def key_row(table: bytes, node: int, slot: int, key: str) -> bytes:
     """The row of a key of a computation."""
     name = key.encode("utf-8", "surrogatepass")
     if len(name) > _KEY_BYTES_MAX:
         name = b"\xff" + hashlib.blake2b(name, digest_size=32).digest()
-    return table + node.to_bytes(2, "big") + bytes((slot,)) + name
+    return node_rows(table, node) + _two(slot) + name
 
 
 def node_rows(table: bytes, node: int) -> bytes:
     """What the rows of all keys of a computation start with."""
-    return table + node.to_bytes(2, "big")
+    return table + _two(node)
 
 
 def slot_of_row(row: bytes) -> int:
     """Of a key's row."""
-    return row[3]
+    return int.from_bytes(row[3:5], "big")
 
 
-def slot_rows(table: bytes, node: int, slot: int) -> bytes:
-    """Those of a slot."""
-    return node_rows(table, node) + bytes((slot,))
+def rows_of_slots(slots: Iterable[int]) -> list[bytes]:
+    """What is behind that in the names of the rows of these slots; to be scanned for."""
+    return [_two(slot) for slot in sorted(slots)]
 
 
 def pack_timers(key: str, timers: Pending) -> bytes:
     return _encode([key, [[clock, tag, time] for (clock, tag), time in timers.items()]])
 
 
+_floors: Final = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 _timers: Final = msgspec.msgpack.Decoder(tuple[str, list[tuple[int, Tag, int]]]).decode
 
 
@@ -86,32 +94,56 @@ def unpack_timers(packed: bytes) -> tuple[str, Pending]:
     return key, {(clock, tag): time for clock, tag, time in timers}
 
 
+def frame_rows(lane: int) -> bytes:
+    """What the rows of all frames of a lane start with."""
+    return FRAME + _two(lane)
+
+
 def frame_row(lane: int, number: int) -> bytes:
-    return FRAME + bytes((lane,)) + number.to_bytes(8, "big")
+    return frame_rows(lane) + number.to_bytes(8, "big")
 
 
 def heard_row(lane: int, mine: int) -> bytes:
-    return HEARD + bytes((lane, mine))
+    return HEARD + _two(lane) + _two(mine)
+
+
+def lane_of_row(row: bytes) -> int:
+    """Of a lane's own row, and of what was heard of it."""
+    return int.from_bytes(row[1:3], "big")
 
 
 def lane_row(lane: int) -> bytes:
-    return LANE + bytes((lane,))
+    return LANE + _two(lane)
 
 
 def position_row(injector: int, number: int) -> bytes:
-    return POSITION + injector.to_bytes(2, "big") + number.to_bytes(8, "big")
+    return POSITION + _two(injector) + number.to_bytes(8, "big")
 
 
 def lateness_row(injector: int, worker: int) -> bytes:
-    return LATENESS + injector.to_bytes(2, "big") + bytes((worker,))
+    return LATENESS + _two(injector) + _two(worker)
 
 
 def sink_row(sink: int, lane: int) -> bytes:
-    return SINK + sink.to_bytes(2, "big") + bytes((lane,))
+    return SINK + _two(sink) + _two(lane)
 
 
 def lines_row(sink: int, lane: int, number: int) -> bytes:
-    return LINES + sink.to_bytes(2, "big") + bytes((lane,)) + number.to_bytes(8, "big")
+    return LINES + _two(sink) + _two(lane) + number.to_bytes(8, "big")
+
+
+def pack_floors(floors: npt.NDArray[np.int64]) -> bytes:
+    """What each slot has consumed of a lane: (SLOTS,) numbers, few of them different."""
+    return _encode(
+        [(number, np.packbits(floors == number).tobytes()) for number in np.unique(floors).tolist()]
+    )
+
+
+def unpack_floors(packed: bytes) -> npt.NDArray[np.int64]:
+    floors = np.zeros(SLOTS, np.int64)
+    for number, slots in _floors(packed):
+        floors[np.unpackbits(np.frombuffer(slots, np.uint8)).astype(np.bool_)] = number
+    return floors
 
 
 def weak_lane(worker: int) -> int:
@@ -155,8 +187,9 @@ class MemoryStore:
     def read(self, rows: Sequence[bytes]) -> list[bytes | None]:
         return [self.rows.get(row) for row in rows]
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return iter(sorted((row, value) for row, value in self.rows.items() if row.startswith(prefix)))
+    def scan(self, prefix: bytes, behind: Sequence[bytes] = (b"",)) -> Iterator[tuple[bytes, bytes]]:
+        starts = tuple(prefix + one for one in behind)
+        return iter(sorted((row, value) for row, value in self.rows.items() if row.startswith(starts)))
 
     def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
         if any(self.fences[slot] != self._sequencer for slot in self._mine):

@@ -32,6 +32,7 @@ from millwheel.engine.due import HOLD, WALL, WATERMARK
 from millwheel.engine.keyed import Keyed
 from millwheel.engine.plan import Plan
 from millwheel.engine.records import (
+    SLOTS,
     Frame,
     Part,
     Records,
@@ -48,24 +49,26 @@ from millwheel.engine.records import (
 from millwheel.engine.shares import slots_of
 from millwheel.engine.stage import Stage, buried, dead_letter, shown_value
 from millwheel.engine.store import (
-    FRAME,
     HEARD,
     LANE,
     Changes,
     Lane,
     Store,
     frame_row,
+    frame_rows,
     heard_row,
     keeper,
+    lane_of_row,
     lane_row,
     lines_row,
+    pack_floors,
     sink_row,
+    unpack_floors,
     weak_lane,
 )
 from millwheel.engine.watermarks import of_inputs
 from millwheel.engine.weak import UnderWay
 from millwheel.topology import DEAD_LETTERS, Node
-from photon.logs.shares import SLOTS
 
 _lane: Final = msgspec.msgpack.Decoder(Lane).decode
 _encode: Final = msgspec.msgpack.encode
@@ -162,8 +165,9 @@ class Wheel:
         self._store = store
         self.me, self.workers = me, max(owners) + 1
         self._owners = np.array(owners)
+        self._mine = np.flatnonzero(self._owners == me)
         self._slots = Slots()
-        lanes = {row[1]: _lane(packed) for row, packed in store.scan(LANE)}
+        lanes = {lane_of_row(row): _lane(packed) for row, packed in store.scan(LANE)}
         self._lane = lanes.get(me, Lane())
         self.lanes = [lane for lane in sorted({me, *lanes}) if lane % self.workers == me]
         """Its own, and those of workers that are no more."""
@@ -188,13 +192,13 @@ class Wheel:
         self._heard: dict[int, _Floors] = defaultdict(lambda: np.zeros(SLOTS, np.int64))
         """By lane, what each slot has consumed of it."""
         for row, packed in store.scan(HEARD):
-            floors = self._heard[row[1]]
-            np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
+            floors = self._heard[lane_of_row(row)]
+            np.maximum(floors, unpack_floors(packed), out=floors)
         self.pace = Pace()
         self._inbox: deque[Frame] = deque()
         self._unacked: dict[int, dict[tuple[int, int], _Sent]] = {to: {} for to in range(self.workers)}
         for lane in (*self.lanes, *map(weak_lane, self.lanes)):
-            for _, packed in store.scan(FRAME + bytes((lane,))):
+            for _, packed in store.scan(frame_rows(lane)):
                 for worker, frame in split_frame(decode_frame(packed), self._slots, self._owners).items():
                     self._unacked[worker][lane, frame.number] = _Sent(frame.lows, len(packed))
         self._weak = UnderWay(sequencer)
@@ -347,7 +351,7 @@ class Wheel:
                 self._changes.update(stage.changes)
                 stage.changes = {}
         for lane in self._consumed:
-            self._changes[heard_row(lane, self.me)] = self._heard[lane].astype("<i8").tobytes()
+            self._changes[heard_row(lane, self.me)] = pack_floors(self._heard[lane])
         self._consumed.clear()
         changes, self._changes = self._changes, {}
         acks, self._acks = self._weak.begin_commit(changes, self._acks, self._now), {}
@@ -421,22 +425,22 @@ class Wheel:
         """Take what is new of a frame, and all that is for who does without exactly-once; all of it is
         acknowledged, with the commit of this turn. How many records that are."""
         heard = 0
-        floors = self._heard[frame.lane]
-        consumed = np.zeros(SLOTS, np.bool_)
+        floors, consumed = self._heard[frame.lane], False
         for part in frame.parts:
             records, gone = part.records, part.input in self.plan.gone
             if gone or self._consumer(part.input).exactly_once:
                 slots = self._slots.of(records.names)
                 fresh = floors[slots] < frame.number
-                consumed[slots] = True
+                consumed |= len(records) > 0
                 records = records.of_names(fresh)
             if len(records) and gone:
                 self._bury(part.input, records)
             elif len(records):
                 self._wait(part.input, records, True)
             heard += len(records)
-        if consumed.any():
-            floors[consumed] = np.maximum(floors[consumed], frame.number)
+        if consumed:
+            # A lane's frames come in their order, so what came for any slot before is consumed.
+            floors[self._mine] = np.maximum(floors[self._mine], frame.number)
             self._consumed.add(frame.lane)
         self._acks[frame.lane] = max(frame.number, self._acks.get(frame.lane, 0))
         return heard

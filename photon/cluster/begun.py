@@ -13,13 +13,13 @@ import msgspec
 from millwheel import history
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, unpack_numbers
+from millwheel.engine.records import SLOTS
 from millwheel.engine.store import GIVEN, SERVER, TAKEN_UP
 from millwheel.topology import Topology
 from millwheel.worker import shared_store, store_of
 from photon.connect.uris import parse_uri
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
-from photon.logs.shares import SLOTS
 
 READY: Final = "millwheel.ready.topologies:"
 """What names of ready-made topologies begin with."""

@@ -19,6 +19,7 @@ import msgspec
 
 from millwheel import code, links
 from millwheel.engine.plan import shape
+from millwheel.engine.records import SLOTS
 from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.machines import (
@@ -44,7 +45,6 @@ from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
 from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
-from photon.logs.shares import SLOTS
 from photon.rpc.network import Network, network_of
 
 SILENCE_S_MAX: Final = 5.0

@@ -29,6 +29,7 @@ def unrotated(path: str) -> str:
 
 
 @functools.lru_cache(1 << 16)
-def slot_of(path: str) -> int:
+def slot_of(path: str, slots: int = SLOTS) -> int:
+    """Of so many."""
     name = unrotated(path).encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") % SLOTS
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") % slots

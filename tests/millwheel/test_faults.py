@@ -204,18 +204,18 @@ def claiming_late(self, changes):
 
 
 def not_read(table):
-    def scan(self, prefix):
-        return iter([]) if prefix.startswith(table) else SCAN(self, prefix)
+    def scan(self, prefix, *behind):
+        return iter([]) if prefix.startswith(table) else SCAN(self, prefix, *behind)
 
     return scan
 
 
-def first_of_a_lane(self, prefix):
+def first_of_a_lane(self, prefix, *behind):
     """What one of the workers consumed of a lane, in place of all of them."""
-    rows = dict(SCAN(self, prefix))
+    rows = dict(SCAN(self, prefix, *behind))
     if not prefix.startswith(HEARD):
         return iter(rows.items())
-    return iter({row[:2]: (row, value) for row, value in rows.items()}.values())
+    return iter({row[:3]: (row, value) for row, value in rows.items()}.values())
 
 
 BEGIN = _Worker.begin

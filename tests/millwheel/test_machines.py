@@ -12,6 +12,7 @@ import pytest
 
 from millwheel import links
 from millwheel import machines as module
+from millwheel.engine.records import SLOTS
 from millwheel.engine.shares import Shares, even, fitting
 from millwheel.engine.store import keeper
 from millwheel.errors import ZombieError
@@ -29,7 +30,6 @@ from millwheel.machines import (
 )
 from photon.core.clock import SystemClock
 from photon.core.errors import StorageError, UsageError
-from photon.logs.shares import SLOTS
 from tests.connect.postgresql import Postgresql, need_server
 from tests.millwheel.running import HELD, LOSES, NAME, Several, System
 from tests.waiting import wait_until
@@ -146,7 +146,8 @@ def test_workers_are_numbered_by_machine_and_have_the_ports_behind_its_own():
 
 
 @pytest.mark.parametrize(
-    ("asked", "stores", "workers"), [(1, 2, 2), (3, 2, 4), (4, 2, 4), (2, 3, 3), (64, 3, 63), (64, 1, 64)]
+    ("asked", "stores", "workers"),
+    [(1, 2, 2), (3, 2, 4), (4, 2, 4), (2, 3, 3), (SLOTS, 3, SLOTS // 3 * 3), (SLOTS, 1, SLOTS)],
 )
 def test_each_store_has_as_many_workers_and_so_a_slot_never_changes_its_store(asked, stores, workers):
     round_ = Round(1, "a", "running", (machine("a", asked, "one:7000"),), stores=stores)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from millwheel import Computation, Input, Logs, Stream, Topology, links, node
 from millwheel.computation import NEVER
 from millwheel.engine.plan import Plan, numbered
+from millwheel.engine.records import SLOTS
 from millwheel.engine.shares import Shares, Work, even
 from millwheel.machines import Machine, Round
 from photon.cluster.master import Master
-from photon.logs.shares import SLOTS
 
 
 class Relay(Computation):

@@ -13,9 +13,9 @@ import pytest
 
 from millwheel import postgresql as module
 from millwheel.engine import logged
+from millwheel.engine.records import SLOTS
 from millwheel.errors import ZombieError
 from photon.core.errors import StorageError, UsageError
-from photon.logs.shares import SLOTS
 from tests.millwheel.running import HELD, LOSES
 from tests.millwheel.topologies import clicks
 from tests.waiting import wait_until

@@ -282,8 +282,8 @@ def test_new_code_of_a_module_that_the_topology_imports_is_deployed(system):
 @pytest.mark.parametrize(
     ("name", "workers", "message"),
     [
-        (NAME, 0, "give 1 to 64"),
-        (NAME, 65, "give 1 to 64"),
+        (NAME, 0, "give 1 to 1024"),
+        (NAME, 1025, "give 1 to 1024"),
         ("nothing", 1, "write MODULE:NAME"),
         ("nothing:T", 1, "can't be loaded"),
     ],

@@ -3,13 +3,25 @@
 import hashlib
 from copy import copy
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millwheel.disk import Disk
 from millwheel.engine import logged
-from millwheel.engine.store import MemoryStore
+from millwheel.engine.records import SLOTS
+from millwheel.engine.store import (
+    TIMERS,
+    MemoryStore,
+    key_row,
+    node_rows,
+    pack_floors,
+    rows_of_slots,
+    slot_of_row,
+    unpack_floors,
+)
 from millwheel.errors import ZombieError
-from photon.logs.shares import SLOTS
 from tests.connect.postgresql import Postgresql, need_server
 
 ALL = range(SLOTS)
@@ -92,6 +104,29 @@ def test_a_claim_has_all_that_was_committed(stores):
     again = stores.claim()
     assert list(again.scan(b"k")) == [(b"k%d" % n, b"%d" % n) for n in (7, 8, 9)]
     assert list(again.scan(b"k8")) == [(b"k8", b"8")]
+
+
+def test_a_scan_may_be_for_some_slots_alone(stores):
+    slots = [0, 1, 40, 255, 256, 511, SLOTS - 1]
+    store = stores.claim()
+    rows = {
+        key_row(TIMERS, node, slot, key): key.encode() for node in (1, 256) for slot in slots for key in "ab"
+    }
+    store.commit(rows)
+    found = list(stores.claim().scan(node_rows(TIMERS, 256), rows_of_slots({511, 3, 1, 256})))
+    assert found == [
+        (key_row(TIMERS, 256, slot, key), key.encode()) for slot in (1, 256, 511) for key in "ab"
+    ]
+    assert [slot_of_row(row) for row, _ in found] == [1, 1, 256, 256, 511, 511]
+    assert list(stores.claim().scan(node_rows(TIMERS, 2), rows_of_slots(slots))) == []
+
+
+@given(st.lists(st.integers(0, (1 << 63) - 1), min_size=1, max_size=5), st.integers(0, 1 << 32))
+def test_what_each_slot_has_consumed_is_kept(numbers, seed):
+    floors = np.random.default_rng(seed).choice(np.array(numbers, np.int64), SLOTS)
+    packed = pack_floors(floors)
+    assert unpack_floors(packed).tolist() == floors.tolist()
+    assert len(packed) < 150 * (len(numbers) + 1)
 
 
 def test_who_was_replaced_commits_nothing_more(stores):

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from millwheel.engine.plan import Plan, numbered
-from millwheel.engine.records import FRAME_RECORDS, Part, Records, by_frames, coded
+from millwheel.engine.records import FRAME_RECORDS, SLOTS, Part, Records, by_frames, coded
 from millwheel.engine.shares import even, slots_of
 from millwheel.engine.store import MemoryStore
 from millwheel.engine.wheel import TURN_S, Pace, Wheel
 from millwheel.testing import _packed, _parsers
 from millwheel.worker import Worker
 from photon.core.clock import SystemClock
-from photon.logs.shares import SLOTS
 from tests.millwheel.test_sources import Read
 from tests.millwheel.topologies import SECOND, two_stages
 from tests.waiting import wait_until
