@@ -5,7 +5,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -33,39 +32,19 @@ class LogReader:
 
     def __init__(
         self,
-        patterns: Sequence[str],
-        spool: Path,
+        follower: LogFollower,
         log_format: JsonLines,
         settings: Logs,
         batch_events_max: int,
         clock: SteadyClock,
         states: Sequence[FileState],
-        drain: bool,
         notice: Callable[[str], None],
-        mine: Callable[[str], bool] | None = None,
-        wake: Callable[[], None] = lambda: None,
-        by_name: Callable[[str], bool] = lambda _: False,
-        first: int = 0,
     ) -> None:
-        """`states`: of the files as the ledger knows them; `mine`, `wake`, `by_name` and `first` as
-        LogFollower's."""
+        """`states`: of the files as the ledger knows them, and `follower` was told."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
         self._mutex = threading.Lock()  # over the tracker, `_changed` and `_lost_bytes`
-        self.follower = LogFollower(
-            patterns,
-            spool,
-            settings,
-            clock.wall,
-            states,
-            drain,
-            notice,
-            mine,
-            wake,
-            keep_copies=False,
-            first=first,
-            by_name=by_name,
-            order=lambda number: self._newest_of.get(number, 0),
-        )
+        self.follower = follower
+        follower.order = lambda number: self._newest_of.get(number, 0)
         self._format = log_format
         self._settings = settings
         self._batch_events_max = batch_events_max

@@ -1,10 +1,8 @@
 """A dispatcher as a process: its parts wired together, and its status served."""
 
 import os
-import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -14,15 +12,9 @@ from dispatcher.rules.verdicts import NOTHING
 from dispatcher.shares import Place, Shares
 from dispatcher.worker import Site, Worker
 from dispatcher.workers import counted, fix_workers
-from eventstore.client import EventStoreClient
-from idregistry.client import RegistryClient
-from joiner.client import JoinerClient
-from photon.core.clock import Clock, SteadyClock
 from photon.core.disk import DirectoryLock
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
-from photon.core.settings import Settings
-from photon.core.status import Notices
 from photon.logs.files import check_patterns
 from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
@@ -35,73 +27,40 @@ _REQUEST_BYTES_MAX: Final = 1 << 20
 
 
 class DispatcherServer(dispatcher_pb2_grpc.DispatcherServicer):
-    """Reads the foreign logs that match `patterns` and sends their events to `joiner`.
+    """Reads the foreign logs and sends their events to a joiner, as the `site` says.
 
     With a `place` it has those shares of the logs that the registry's directory gives it, wherever it runs
-    (dispatcher/shares.py). Without one it is the `worker`th of `workers` on one machine, each of which reads
-    the files whose names say so (paper 3.2); their states are all within `directory`. `number`: of this
-    process in its datacenter. `make_eventstore`: clients that tell of arrivals; without them waiting events
-    have their backoff alone. `joiners`: address -> datacenter of all that read the same events
-    (rules/homes); None: this one alone. `dead_letters` gets the events that end otherwise than joined or
-    duplicate; `drain`: the logs will grow no more. Constructing opens the state: UsageError for a pattern
-    that can never match, SettingsError for another number of workers, LockedError, CorruptStateError,
-    DiskFullError.
+    (dispatcher/shares.py). Without one it is one of `workers` on one machine, by the site's number, each of
+    which reads the files whose names say so (paper 3.2). Constructing opens the state: UsageError for a
+    pattern that can never match, SettingsError for another number of workers, LockedError,
+    CorruptStateError, DiskFullError.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        site: Site,
         name: str,
-        datacenter: str,
         listen: str,
-        directory: Path,
-        patterns: Sequence[str],
-        dead_letters: Path,
-        registry: RegistryClient,
-        joiner: JoinerClient,
-        clock: Clock,
-        rng: random.Random,
-        drain: bool = False,
         network: Network = LOOPBACK,
-        worker: int = 0,
         workers: int = 1,
-        make_eventstore: Callable[[], EventStoreClient] | None = None,
-        joiners: Mapping[str, str] | None = None,
         place: Place | None = None,
     ) -> None:
-        check_patterns(patterns)
-        self._identity = {"name": name, "datacenter": datacenter}
-        self._process = {"slot": worker, "name": name, "process": os.getpid()}
+        check_patterns(site.patterns)
+        self._site = site
+        self._name = name
         self._stopped = False
-        self._notices = Notices("dispatcher")
         self._ended = threading.Event()
         self._failure: BaseException | None = None
-        site = Site(
-            settings=settings,
-            datacenter=datacenter,
-            directory=directory,
-            number=worker,
-            patterns=patterns,
-            dead_letters=dead_letters,
-            registry=registry,
-            joiner=joiner,
-            make_eventstore=make_eventstore,
-            joiners=joiners or {},
-            clock=SteadyClock(clock),
-            rng=rng,
-            drain=drain,
-            notice=self._notices.tell,
-        )
         self._shares: Shares | None = None
         self._worker: Worker | None = None
         self._lock: DirectoryLock | None = None
         if place is not None:
             # Started twice, the second would take the shares from the first, which would end.
-            self._lock = DirectoryLock(directory)
+            self._lock = DirectoryLock(site.directory)
             self._shares = Shares(site, place, self._fail)
         else:
-            fix_workers(directory, workers)
-            self._worker = Worker(site, worker, workers, name)
+            fix_workers(site.directory, workers)
+            self._worker = Worker(site, site.number, workers, name)
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
         self._rpc.serve_while(lambda: not any(one.driver.storage_error for one in self._workers))
         self._rpc.add(
@@ -161,12 +120,18 @@ class DispatcherServer(dispatcher_pb2_grpc.DispatcherServicer):
             {} if self._shares is None else {"shares": self._shares.status(), "trouble": self._shares.trouble}
         )
         return {
-            **self._identity,
+            "name": self._name,
+            "datacenter": self._site.datacenter,
             **counted(totals),
             **told,
             **placed,
-            "notices": self._notices.lines(),
-            "worker": {**self._process, "files": files},
+            "notices": self._site.notices.lines(),
+            "worker": {
+                "slot": self._site.number,
+                "name": self._name,
+                "process": os.getpid(),
+                "files": files,
+            },
         }
 
     def Status(

@@ -176,7 +176,7 @@ class Shares:
                     left.forget(self._site, number)
                     del self._left[number]
                 except StorageError as error:  # it is tried again
-                    self._site.notice(told(error))
+                    self._site.notices.tell(told(error))
 
     def _look_for_failures(self) -> None:
         """Of those that only a restart or the user can mend."""

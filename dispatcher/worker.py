@@ -5,7 +5,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,28 +26,35 @@ from joiner.client import JoinerClient
 from photon.core.clock import SteadyClock
 from photon.core.disk import storage_errors
 from photon.core.settings import Settings
+from photon.core.status import Notices
+from photon.logs.follow import LogFollower
 from photon.logs.formats import json_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What the workers of a process share. `directory`: their states are within; `number`: of the process in
-    its datacenter; the rest as DispatcherServer."""
+    """What the workers of a process share: they read the logs that match `patterns`."""
 
     settings: Settings
     datacenter: str
     directory: Path
+    """Their states are within."""
     number: int
+    """Of this process in its datacenter."""
     patterns: Sequence[str]
     dead_letters: Path
+    """Gets the events that end otherwise than joined or duplicate."""
     registry: RegistryClient
     joiner: JoinerClient
-    make_eventstore: Callable[[], EventStoreClient] | None
-    joiners: Mapping[str, str]
+    make_eventstore: Callable[[], EventStoreClient] | None = None
+    """Clients that tell of arrivals; without them waiting events have their backoff alone."""
+    joiners: Mapping[str, str] = field(default_factory=dict)
+    """Address -> datacenter of all that read the same events (rules/homes); none: this one alone."""
     clock: SteadyClock
     rng: random.Random
-    drain: bool
-    notice: Callable[[str], None]
+    drain: bool = False
+    """The logs will grow no more."""
+    notices: Notices = field(default_factory=lambda: Notices("dispatcher"))
 
 
 INBOX_ONLY: Final = -1
@@ -79,23 +86,26 @@ class Worker:
                 inbox.sweep(states)
             self.book = Book(self.ledger) if moves else None
             logs = site.patterns if of != INBOX_ONLY else ()
-            self._reader = LogReader(
+            follower = LogFollower(
                 [*logs, *([] if moves else [inbox.pattern])],
                 place / "spool",
-                json_lines(settings),
                 settings.logs,
-                own.batch_events_max,
-                site.clock,
+                site.clock.wall,
                 states,
                 site.drain,
-                site.notice,
+                site.notices.tell,
                 mine_of(number, of) if of != INBOX_ONLY else None,
                 wake.set,
-                inbox.holds,
-                self.book.next_number if self.book else 1,
+                keep_copies=False,
+                first=self.book.next_number if self.book else 1,
+                by_name=inbox.holds,
+            )
+            lines, batch_events = json_lines(settings), own.batch_events_max
+            self._reader = LogReader(
+                follower, lines, settings.logs, batch_events, site.clock, states, site.notices.tell
             )
             pacing = Pacing(own.batches_in_flight_max, own.batch_events_max, settings.logs.chunk_bytes)
-            self._gate = Gate(pacing, site.clock, site.rng, self._gate_stopping, site.notice)
+            self._gate = Gate(pacing, site.clock, site.rng, self._gate_stopping, site.notices.tell)
             looked_up = site.registry if own.lookup_before_send else None
             recognise = partial(site.registry.recognise, place)
             homes = Homes(site.datacenter, site.joiners, own.home_hedge_ms / 1000)
@@ -107,7 +117,7 @@ class Worker:
         told = self.driver.arrive, self.driver.read_to
         make = site.make_eventstore
         self._listener = Listener(make(), self._gate, *told) if make else None
-        days, follower = settings.registry.retention_days, self._reader.follower
+        days = settings.registry.retention_days
         self._holder = (
             Holder(name, site.registry, self.ledger, follower, self._gate, days) if days > 0 else None
         )
@@ -169,7 +179,9 @@ def restored(site: Site, number: int, rows: Mapping[bytes, bytes]) -> None:
     ledger.close()
     for count, what in ((lost.events, "events that waited"), (lost.letters, "dead letters")):
         if count:
-            site.notice(f"share {number}: {count} {what} are lost: the logs they stood in can't be read here")
+            site.notices.tell(
+                f"share {number}: {count} {what} are lost: the logs they stood in can't be read here"
+            )
 
 
 def forget(site: Site, number: int) -> None:

@@ -115,9 +115,9 @@ class LogSource:
             self._is_read,
             wake,
             keep_copies=False,
-            order=lambda number: self._newest.get(number, BEFORE),
             first=first,
         )
+        self._follower.order = lambda number: self._newest.get(number, BEFORE)
         self._drain = drain
         self._lateness, self._skew = round(injector.lateness_s * 1e6), round(injector.skew_max_s * 1e6)
         self._expected = list(injector.expected)

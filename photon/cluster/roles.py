@@ -24,7 +24,7 @@ from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.cluster.topology import Pipeline, Process, Replica, Topology
 from photon.connect.importer import copies_of
 from photon.core.addresses import joined, parts, split_address
-from photon.core.clock import SystemClock
+from photon.core.clock import SteadyClock, SystemClock
 from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import (
     AddressInUseError,
@@ -300,6 +300,7 @@ def _joiner(topology: Topology, process: Process, network: Network, fail: _Fail)
 def _dispatcher(topology: Topology, process: Process, network: Network, fail: _Fail) -> _Server:
     from dispatcher.server import DispatcherServer
     from dispatcher.shares import Place
+    from dispatcher.worker import Site
     from eventstore.client import EventStoreClient
     from joiner.client import JoinerClient
 
@@ -320,28 +321,24 @@ def _dispatcher(topology: Topology, process: Process, network: Network, fail: _F
             process.address,
             topology.shares_of(pipeline),
         )
-    server = DispatcherServer(
-        settings,
-        name=process.title,
+    site = Site(
+        settings=settings,
         datacenter=process.datacenter,
-        listen=process.address,
+        number=process.number,
         directory=pipeline.home("dispatcher", 0 if place is None else process.number),
         patterns=topology.patterns_of(pipeline, "foreign"),
         dead_letters=topology.dead_letters_directory(process.datacenter),
         registry=_registry_client(topology, process.datacenter, network),
         joiner=joiner,
-        clock=SystemClock(),
+        clock=SteadyClock(SystemClock()),
         rng=random.Random(),
         drain=topology.drain,
-        network=network,
-        worker=process.number,
-        workers=len(pipeline.dispatchers),
         make_eventstore=lambda: EventStoreClient(
             pipeline.eventstores, settings.eventstore.request_timeout_s, network=network
         ),
         joiners={address: one.datacenter for one in topology.pipelines for address in one.joiners},
-        place=place,
     )
+    server = DispatcherServer(site, process.title, process.address, network, len(pipeline.dispatchers), place)
     return _Watched(server, fail, server.wait)
 
 

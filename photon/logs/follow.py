@@ -43,9 +43,7 @@ class LogFollower:
     `notice` is told, in a line, of files that were replaced, shrank, vanished or could not be read.
     `mine`: by its name, whether a file is read here; None is all. `wake` is called, from another thread, when
     there is something to `poll` for. `keep_copies`: False deletes the unpacked copy of an archive that is
-    read and recorded. `order`: by its number, a rank of each file: of those with something unread the one of
-    the lowest rank is read next. `first`: files that are found get numbers from here on. `by_name`: as
-    Inventory.
+    read and recorded. `first`: files that are found get numbers from here on. `by_name`: as Inventory.
     For one thread, but for `advanced`.
     """
 
@@ -61,7 +59,6 @@ class LogFollower:
         mine: Callable[[str], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
         keep_copies: bool = True,
-        order: Callable[[int], int] = lambda _: 0,
         first: int = 0,
         by_name: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -77,7 +74,8 @@ class LogFollower:
         self._inventory = Inventory(
             spool, bound, clock, states, keep_copies, drain, tell, wake, first, by_name
         )
-        self.order = order
+        self.order: Callable[[int], int] = lambda _: 0
+        """By its number, a rank of each file: of those with something unread the lowest is read next."""
         self.leaves: Callable[[FileState], bool] = lambda _: False
         """Whether a file with something unread is left to others for now; it is not caught up meanwhile."""
         self._left: set[Followed] = set()

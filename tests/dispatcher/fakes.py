@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+import dispatcher.worker
 from dispatcher.rules.events import Events
 from dispatcher.server import DispatcherServer
 from joiner.client import ForeignColumns
-from photon.core.clock import Clock, SystemClock
+from photon.core.clock import Clock, SteadyClock, SystemClock
 from photon.core.columns import split_ids, split_lines
 from photon.core.fates import Joined
 from photon.core.settings import Settings, parse_settings
@@ -163,24 +164,22 @@ class Site:
         datacenter: str = "dc0",
         joiners: Mapping[str, str] | None = None,
     ) -> DispatcherServer:
-        return DispatcherServer(
-            settings or fast_settings(),
-            "d0",
-            datacenter,
-            "127.0.0.1:0",
-            self.root / "state",
-            patterns or [str(self.logs / "*.jsonl")],
-            self.dead_letters,
-            self.registry,
-            self.joiner,
-            self.clock,
-            random.Random(seed),
-            drain,
-            worker=worker,
-            workers=workers,
+        place = dispatcher.worker.Site(
+            settings=settings or fast_settings(),
+            datacenter=datacenter,
+            directory=self.root / "state",
+            number=worker,
+            patterns=patterns or [str(self.logs / "*.jsonl")],
+            dead_letters=self.dead_letters,
+            registry=self.registry,
+            joiner=self.joiner,
             make_eventstore=eventstore and (lambda: eventstore),
-            joiners=joiners,
+            joiners=joiners or {},
+            clock=SteadyClock(self.clock),
+            rng=random.Random(seed),
+            drain=drain,
         )
+        return DispatcherServer(place, "d0", "127.0.0.1:0", workers=workers)
 
     def drain(
         self,

@@ -15,6 +15,7 @@ from photon.core.clock import ManualClock, SteadyClock
 from photon.core.fates import Fate
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary
+from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines
 from photon.logs.inventory import AWAY_S
 from photon.logs.text import LINGER_S
@@ -28,15 +29,22 @@ class Reading:
         self.clock = ManualClock()
         self.notices = []
         self.logs = Logs(**logs)
-        self.reader = LogReader(
+        follower = LogFollower(
             [str(root / pattern)],
             root / "spool",
+            self.logs,
+            self.clock,
+            states,
+            notice=self.notices.append,
+            keep_copies=False,
+        )
+        self.reader = LogReader(
+            follower,
             JsonLines(Primary(), Foreign(), IdPacker()),
             self.logs,
             batch_events_max,
             SteadyClock(self.clock),
             states,
-            False,
             self.notices.append,
         )
 

@@ -9,8 +9,9 @@ import pytest
 
 from dispatcher.server import DispatcherServer
 from dispatcher.shares import Place, Shares, Want
+from dispatcher.worker import Site
 from dispatcher.workers import worker_of
-from photon.core.clock import SystemClock
+from photon.core.clock import SteadyClock, SystemClock
 from photon.core.errors import CorruptStateError, LockedError, UnavailableError
 from photon.core.fates import Joined
 from photon.raft.rules.placement import MEMBER_LEASE_S
@@ -35,21 +36,20 @@ class Machines:
     def start(self, name, settings=None):
         self.lives += 1
         number = ord(name) - ord("a")
-        server = DispatcherServer(
-            settings or fast_settings(),
-            name,
-            "dc0",
-            "127.0.0.1:0",
-            self.disk(name),
-            [str(self.site.logs / "*.jsonl"), str(self.site.logs / "*.gz")],
-            self.letters_at(name),
-            self.registry,
-            self.site.joiner,
-            SystemClock(),
-            random.Random(self.lives),
-            worker=number,
-            place=Place(GROUP, name, self.lives, f"{name}:1", SHARES),
+        site = Site(
+            settings=settings or fast_settings(),
+            datacenter="dc0",
+            directory=self.disk(name),
+            number=number,
+            patterns=[str(self.site.logs / "*.jsonl"), str(self.site.logs / "*.gz")],
+            dead_letters=self.letters_at(name),
+            registry=self.registry,
+            joiner=self.site.joiner,
+            clock=SteadyClock(SystemClock()),
+            rng=random.Random(self.lives),
         )
+        place = Place(GROUP, name, self.lives, f"{name}:1", SHARES)
+        server = DispatcherServer(site, name, "127.0.0.1:0", place=place)
         server.start()
         self.running[name] = server
         return server
