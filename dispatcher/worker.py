@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.arrivals import Listener
 from dispatcher.checkpoint import Book, cut_letters, restore, unpack_rows
 from dispatcher.driver import Driver
-from dispatcher.hold import Holder
 from dispatcher.ledger import Ledger
 from dispatcher.reader import LogReader
 from dispatcher.rules.homes import Homes
@@ -23,12 +21,180 @@ from dispatcher.workers import Inbox, mine_of, worker_directory
 from eventstore.client import EventStoreClient
 from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
-from photon.core.clock import SteadyClock
+from photon.core.clock import Background, Backoff, SteadyClock
+from photon.core.columns import split_ids
 from photon.core.disk import storage_errors
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import Settings
 from photon.core.status import Notices
 from photon.logs.follow import LogFollower
 from photon.logs.formats import json_lines
+
+_LISTEN_AGAIN: Final = Backoff(0.05, 2.0)
+_GATHER_S: Final = 0.02
+"""What follows within this time is told of together."""
+_LOOKS_EVERY_S: Final = 1.0
+"""For event stores that came or went."""
+
+_REPORT_EVERY_S_MAX: Final = 300.0
+_REPORT_AGAIN_S: Final = 5.0
+_REPORTS: Final = 24
+"""In the time that ids are kept, at least."""
+_LATE_S_MAX: Final = 86_400.0
+_DAY_S: Final = 86_400.0
+
+
+class Listener:
+    """What the event stores tell of primary events that have arrived, and of how far they have read: of each
+    a thread that waits for it in a call.
+
+    Passes ids to `arrive` and times (us) to `read_to`, from `start` to `stop`. Best effort: what it misses
+    waits for its backoff. The time is the least of those of all event stores that answer.
+    """
+
+    def __init__(
+        self,
+        eventstore: EventStoreClient,
+        gate: Gate,
+        arrive: Callable[[Sequence[bytes]], None],
+        read_to: Callable[[int], None],
+    ) -> None:
+        self._eventstore = eventstore
+        self._gate = gate
+        self._arrive = arrive
+        self._read_to = read_to
+        self._lock = threading.Lock()
+        self._heard: dict[str, int] = {}
+        self._listening: dict[str, threading.Thread] = {}
+        self._thread = threading.Thread(target=self._look, name="dispatcher-arrivals", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """After the gate was told to stop. Ends the calls under way."""
+        self._eventstore.close()
+        if self._thread.is_alive():
+            self._thread.join()
+        for thread in self._listening.values():
+            thread.join()
+
+    def _look(self) -> None:
+        while True:
+            self._eventstore.keep_up()
+            for address in self._eventstore.addresses:
+                if address not in self._listening or not self._listening[address].is_alive():
+                    thread = threading.Thread(target=self._listen, args=(address,), daemon=True)
+                    self._listening[address] = thread
+                    thread.start()
+            if self._gate.stopping.wait(_LOOKS_EVERY_S):
+                return
+
+    def _listen(self, address: str) -> None:
+        position, read_to_us, failures = 0, 0, 0
+        while not self._gate.stopping.is_set() and address in self._eventstore.addresses:
+            try:
+                position, read_to_us, ids = self._eventstore.arrivals(address, position, read_to_us)
+            except UnavailableError:
+                failures += 1
+                self._hear(address, None)
+                self._gate.wait(_LISTEN_AGAIN, failures)
+                continue
+            failures = 0
+            self._hear(address, read_to_us)
+            if ids:
+                self._arrive(split_ids(ids))
+            self._gate.stopping.wait(_GATHER_S)
+        self._hear(address, None)
+
+    def _hear(self, address: str, read_to_us: int | None) -> None:
+        """How far one has read; None: it does not say."""
+        with self._lock:
+            if read_to_us is None:
+                self._heard.pop(address, None)
+            else:
+                self._heard[address] = read_to_us
+            if self._heard:
+                self._read_to(min(self._heard.values()))
+
+
+class Holder:
+    """Tells the registry what it must not let expire: how old the oldest open event is (paper 2.3).
+
+    A datacenter that is down for longer than ids are kept finds its events neither joined nor expired when it
+    comes back: its last report holds the registry's boundary back until then. Open are the events that wait
+    in the ledger, and all that was not read and recorded. Of these nobody knows how old they are; but once
+    all is recorded that stood in the logs when the registry's time was T, the rest is newer than T, but for
+    lines that reach their log late.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        registry: RegistryClient,
+        ledger: Ledger,
+        follower: LogFollower,
+        gate: Gate,
+        retention_days: float,
+    ) -> None:
+        """`name`: the dispatcher's, among all of the registry. Ids are kept for `retention_days`, > 0."""
+        self._name = name
+        self._registry = registry
+        self._ledger = ledger
+        self._follower = follower
+        self._gate = gate
+        retention_s = retention_days * _DAY_S
+        self._every_s = min(_REPORT_EVERY_S_MAX, retention_s / _REPORTS)
+        self._late_us = round(min(_LATE_S_MAX, retention_s / 2) * 1e6)
+        self._ends: Mapping[int, int] | None = None
+        """Where the files ended when the registry's time was `_ends_us`; None while none is waited for."""
+        self._ends_us = 0
+        self._read_us: int | None = None
+        """What was logged before is recorded; None while that is not known."""
+        self._boundary_us = 0
+        again_s = min(self._every_s, _REPORT_AGAIN_S)
+        self._work = Background("dispatcher-hold", self._report, Backoff(again_s, again_s))
+
+    def start(self) -> None:
+        self._work.start()
+
+    def stop(self, drained: bool) -> None:
+        """`drained`: nothing is open, and nothing will be."""
+        self._work.stop()
+        if drained:
+            with contextlib.suppress(UnavailableError):  # then it is held until somebody releases it
+                self._registry.release_hold(self._name)
+
+    def report(self) -> bool:
+        """One report; whether the registry knows the time, without which it may have written nothing down.
+        UnavailableError, UsageError; StorageError where the ledger can't be read."""
+        if self._ends is not None:
+            offsets = {state.number: state.offset for state in self._ledger.files()}
+            if self._follower.is_past(self._ends, offsets):
+                self._read_us, self._ends = self._ends_us, None
+        oldest_us = None
+        if self._read_us is not None:
+            # Later than the offsets, or what is recorded between would be missed.
+            waiting_us = self._ledger.oldest_waiting_us(self._boundary_us)
+            unread_us = self._read_us - self._late_us
+            oldest_us = unread_us if waiting_us is None else min(unread_us, waiting_us)
+        held = self._registry.hold(self._name, oldest_us)
+        self._boundary_us = held.boundary_us
+        if held.reached_us is None:
+            return False
+        if self._ends is None:
+            self._ends, self._ends_us = self._follower.ends(), held.reached_us
+        return True
+
+    def _report(self) -> float:
+        """Seconds until the next. UnavailableError, StorageError: others tell of it, and what was held stays
+        so."""
+        told = False
+        try:
+            told = self.report()
+        except UsageError as error:
+            self._gate.notice(f"registry: {error}; events may expire while this dispatcher is down")
+        return self._every_s if told else min(self._every_s, _REPORT_AGAIN_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

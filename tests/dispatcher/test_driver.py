@@ -8,9 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from dispatcher.driver import Driver
+from dispatcher.driver import Driver, Recorder
 from dispatcher.ledger import Ledger, RetryQueue
-from dispatcher.recorder import Recorder
 from dispatcher.rules.backlog import LOOK_S, Found, Look
 from dispatcher.rules.events import FreshBatch, Resolved, RetryBatch
 from dispatcher.rules.pacing import HELD_S_MAX, Pacing

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dispatcher.hold import Holder
 from dispatcher.ledger import Entry, Ledger
 from dispatcher.rules.events import pack_values
 from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import Totals
 from dispatcher.sender import Gate
+from dispatcher.worker import Holder
 from photon.core.clock import ManualClock, SteadyClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import parse_settings
@@ -147,7 +147,11 @@ def test_a_report_that_came_to_nothing_is_made_again_soon(bench, monkeypatch):
             waits.append(seconds)
             bench.registry.reached_us = T if len(waits) == 2 else None
 
-    monkeypatch.setattr(bench.holder._gate, "stopping", Stopping())
+        def clear(self):
+            pass
+
+    monkeypatch.setattr(bench.holder._work, "_stopping", Stopping())
+    monkeypatch.setattr(bench.holder._work, "_woken", Stopping())
     real, failures = bench.registry.hold, iter([UnavailableError("no leader")])
 
     def hold(name, oldest_us):
@@ -157,7 +161,7 @@ def test_a_report_that_came_to_nothing_is_made_again_soon(bench, monkeypatch):
 
     monkeypatch.setattr(bench.registry, "hold", hold)
     bench.registry.reached_us = None
-    bench.holder._run()
+    bench.holder._work._run()
     assert waits == [5.0, 5.0, 300.0], "no leader, no time known, told"
 
 
