@@ -1,7 +1,6 @@
 """New lines of the foreign logs as batches, and how far each file is taken care of (paper 3.2)."""
 
 import bisect
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,16 +14,14 @@ from photon.core.clock import SteadyClock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs
-from photon.logs.files import Chunk, FileState, shown
+from photon.logs.files import FileState
 from photon.logs.follow import LogFollower
 from photon.logs.formats import ForeignBatch, JsonLines
-from photon.logs.text import LINGER_S, Part, Starts, Text, gather
+from photon.logs.text import LINGER_S, Part, Starts, Text, gather, oversized_letter
 from photon.logs.writer import DeadLetter
 
 BATCH_BYTES_MAX: Final = 8 << 20
 """Lines of a batch; a longer line goes alone. Keeps a message well under its limit."""
-
-_OVERSIZED_BYTES_KEPT: Final = 1024
 
 
 class LogReader:
@@ -107,7 +104,7 @@ class LogReader:
                 self._ready.extend(self._batches(parts))
                 self.looks_at = self._clock.monotonic() + LINGER_S
             if oversized is not None:
-                self._ready.append(self._oversized(*oversized))
+                self._ready.append(self._oversized(oversized))
             with self._mutex:
                 for batch in self._ready:
                     self._tracker.sent(batch.number, batch.spans)
@@ -181,19 +178,9 @@ class LogReader:
                 return cuts
             low, start = high, end
 
-    def _oversized(self, state: FileState, chunk: Chunk) -> FreshBatch:
-        length = chunk.end - chunk.start
-        reason = (
-            f"a line of {length} bytes is longer than 'logs.line_bytes_max' "
-            f"({self._settings.line_bytes_max}); here are its first bytes"
-        )
-        try:
-            with open(state.path, "rb", buffering=0) as file:
-                head = os.pread(file.fileno(), _OVERSIZED_BYTES_KEPT, chunk.start)
-        except OSError as error:
-            head, reason = b"", f"{reason}, but they can't be read again ({error.strerror})"
-        letter = DeadLetter(Fate.MALFORMED, reason, head, shown(state.name), chunk.start, state.number)
-        span = Span(state.number, chunk.start, chunk.end)
+    def _oversized(self, part: Part) -> FreshBatch:
+        letter = oversized_letter(part, self._settings.line_bytes_max)
+        span = Span(letter.log, part[1].start, part[1].end)
         return FreshBatch(self._number(), NO_EVENTS, [letter], (span,))
 
     def _number(self) -> int:

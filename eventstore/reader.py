@@ -27,14 +27,13 @@ from photon.core.fates import Fate
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Logs
 from photon.core.status import Notices
-from photon.logs.files import Chunk, FileState, read_at, shown
+from photon.logs.files import FileState
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines, Lines
-from photon.logs.text import ALL_READ, LINGER_S, Part, Text, gather
+from photon.logs.text import ALL_READ, LINGER_S, Part, Text, gather, oversized_letter
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
-_OVERSIZED_KEPT_BYTES: Final = 1024
 _RETRIES: Final = Backoff(0.05, 5.0)
 _UNENDED_EVERY_S: Final = 1.0
 KEPT_EVERY_S: Final = 3.0
@@ -264,7 +263,7 @@ class Reader:
         if parts:
             self._parse(parts)
         if oversized is not None:
-            group.letters.append(self._oversized(*oversized))
+            group.letters.append(oversized_letter(oversized, self.settings.line_bytes_max))
             group.bad_files.append(oversized[0].number)
             group.bad_starts.append(oversized[1].start)
             parts = [*parts, oversized]
@@ -301,16 +300,6 @@ class Reader:
                 own = batch.ids[last * ID_BYTES : (last + 1) * ID_BYTES]
                 times, _ = self.log_format.primary_times(own, found.take([last]).lines)
                 self._newest[file.number] = int(unpack_times(times)[0]) or ALL_READ
-
-    def _oversized(self, file: FileState, chunk: Chunk) -> DeadLetter:
-        reason = (
-            f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
-            f"{self.settings.line_bytes_max}; only its beginning is kept here"
-        )
-        beginning = b""
-        with suppress(OSError):
-            beginning = read_at(file.path, chunk.start, _OVERSIZED_KEPT_BYTES)
-        return DeadLetter(Fate.MALFORMED, reason, beginning, shown(file.name), chunk.start)
 
     def _write(self) -> None:
         """The group to the dead letters, the map, the cache; then a new group begins."""

@@ -10,8 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from photon.logs.files import Chunk, FileState, shown
+from photon.core.fates import Fate
+from photon.logs.files import Chunk, FileState, read_at, shown
 from photon.logs.follow import LogFollower
+from photon.logs.writer import DeadLetter
 
 LINGER_S: Final = 0.019
 """After something was found nobody looks for more for so long: what comes meanwhile is one text, one batch,
@@ -19,6 +21,8 @@ one sync of each disk. A line that comes alone does not wait."""
 
 ALL_READ: Final = (1 << 63) - 1
 """Logs are read up to this time (us): up to their ends, as far as is known."""
+
+_OVERSIZED_BYTES_KEPT: Final = 1024
 
 Part = tuple[FileState, Chunk]
 Starts = npt.NDArray[np.int64]
@@ -39,6 +43,20 @@ def gather(follower: LogFollower, bytes_enough: int) -> tuple[list[Part], Part |
         parts.append(part)
         size += len(part[1].data)
     return parts, None
+
+
+def oversized_letter(part: Part, line_bytes_max: int) -> DeadLetter:
+    """Of a line that is longer than that: its first bytes."""
+    file, chunk = part
+    reason = (
+        f"a line of {chunk.end - chunk.start} bytes is longer than 'logs.line_bytes_max' ({line_bytes_max}); "
+        "here are its first bytes"
+    )
+    try:
+        head = read_at(file.path, chunk.start, _OVERSIZED_BYTES_KEPT)
+    except OSError as error:
+        head, reason = b"", f"{reason}, but they can't be read again ({error.strerror})"
+    return DeadLetter(Fate.MALFORMED, reason, head, shown(file.name), chunk.start, file.number)
 
 
 class Text:
