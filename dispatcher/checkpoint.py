@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.ledger import DEAD_LETTER_FILE_BYTES_MAX, Entry, Ledger
+from dispatcher.ledger import DEAD_LETTER_FILE_BYTES_MAX, SCANNED_MAX, Entry, Ledger
 from dispatcher.rules.events import Events, pack_values, unpack_places
 from dispatcher.rules.letters import LetterPlace, letters_stem, names_letters, unpack_letters
 from dispatcher.rules.verdicts import NOTHING, Totals
@@ -93,7 +94,8 @@ class Book:
         self._ended: dict[int, list[Offsets]] = defaultdict(list)
         self._totals, self.letters, self._placed = ledger.totals, ledger.letters, ledger.placed
         self._dirty = set(self._files)
-        for values in ledger.waiting_values():
+        waiting = ledger.waiting()
+        while values := [value for _, value in islice(waiting, SCANNED_MAX)]:
             _sort_in(self._opened, unpack_places(values))
         letters = (place.log for place in unpack_letters(self._placed.values()))
         self.next_number = 1 + max([0, *self._files, *self._opened, *letters])

@@ -46,13 +46,10 @@ from photon.core.errors import CorruptStateError, StorageError
 from photon.logs.files import FileState, pack_file_state, unpack_file_state
 from photon.logs.writer import DeadLetter, LogPosition, RotatingLog
 
-FORMAT: Final = 4
 DEAD_LETTER_FILE_BYTES_MAX: Final = 64 << 20
 
 _STATE_KEY: Final = b"state"
-_DATABASES: Final = ("state", "files", "retries")
-_LETTERS: Final = "letters"
-"""Only who goes on with the state reads it."""
+_DATABASES: Final = ("state", "files", "retries", "letters")
 
 GATHER_US: Final = 5_000
 """Entries that fall due so soon after each other are sent together."""
@@ -69,7 +66,6 @@ class State:
     """`sequence`: of the next retry; `letters`: dead letters are counted to here; `commits`: so far."""
 
     letters: LogPosition
-    format: int = FORMAT
     totals: Totals = NOTHING
     sequence: int = 0
     commits: int = 0
@@ -102,12 +98,9 @@ class Rows:
         if packed is None:
             return None
         try:
-            state = msgspec.msgpack.decode(packed, type=State)
+            return msgspec.msgpack.decode(packed, type=State)
         except msgspec.DecodeError as error:
             raise self._file.corrupt(f"its state: {error}") from error
-        if state.format != FORMAT:
-            raise self._file.corrupt(f"format {state.format}, this version reads {FORMAT}")
-        return state
 
     def put_state(self, state: State) -> None:
         self._txn.put(_STATE_KEY, msgspec.msgpack.encode(state), db=self._db["state"])
@@ -127,16 +120,16 @@ class Rows:
             self._txn.put(_number_key(state.number), pack_file_state(state), db=self._db["files"])
 
     def letters(self) -> dict[int, bytes]:
-        with self._txn.cursor(self._db[_LETTERS]) as cursor:
+        with self._txn.cursor(self._db["letters"]) as cursor:
             return {int.from_bytes(key, "big"): packed for key, packed in cursor}
 
     def put_letters(self, before: Mapping[int, bytes], after: Mapping[int, bytes]) -> None:
         """What differs of them."""
         for number in before.keys() - after.keys():
-            self._txn.delete(_number_key(number), db=self._db[_LETTERS])
+            self._txn.delete(_number_key(number), db=self._db["letters"])
         for number, packed in after.items():
             if before.get(number) != packed:
-                self._txn.put(_number_key(number), packed, db=self._db[_LETTERS])
+                self._txn.put(_number_key(number), packed, db=self._db["letters"])
 
     def waiting(self) -> int:
         """Events that wait for their retry."""
@@ -218,7 +211,7 @@ class LedgerFile:
             self._environment.reader_check()  # what killed ones read could not be overwritten
             self._databases = {
                 name: self._environment.open_db(name.encode(), create=not self._readonly)
-                for name in (_DATABASES if self._readonly else (*_DATABASES, _LETTERS))
+                for name in _DATABASES
             }
 
 
@@ -325,60 +318,41 @@ class Ledger:
         asked = split_ids(ids)
         distinct = set(asked)
         found: dict[bytes, dict[str, Any]] = {}
-        for part in self._all_waiting(lambda value: unpack_id(value) in distinct):
-            for key, value in part:
-                found.setdefault(unpack_id(value), self._described(key, value))
-            if len(found) == len(distinct):
-                break
+        for key, value in self.waiting():
+            if (id_ := unpack_id(value)) in distinct and id_ not in found:
+                found[id_] = self._described(key, value)
+                if len(found) == len(distinct):
+                    break
         return [found.get(id_) for id_ in asked]
 
     def soonest(self, count: int) -> list[dict[str, Any]]:
         """What entries say, of at most so many: those that fall due first. CorruptStateError as above."""
-        left = count
-
-        def wanted(_: Any) -> bool | None:
-            nonlocal left
-            left -= 1
-            return True if left >= 0 else None
-
-        return [self._described(*entry) for entry in self.retries_from(b"", wanted, SOONEST_BYTES_MAX)]
-
-    def waiting_values(self) -> Iterator[list[bytes]]:
-        """The values of all entries, SCANNED_MAX at a time. StorageError."""
-        for part in self._all_waiting(lambda _: True):
-            yield [value for _, value in part]
+        told, size = [], 0
+        for key, value in itertools.islice(self.waiting(), count):
+            told.append(self._described(key, value))
+            size += len(value)
+            if size >= SOONEST_BYTES_MAX:
+                break
+        return told
 
     def oldest_waiting_us(self, from_us: int) -> int | None:
         """The least time of an event that waits, of those from `from_us` on; None if none does. Looks through
         all entries, as `find_waiting`."""
-        oldest_us: int | None = None
+        times = (unpack_time(value) for _, value in self.waiting())
+        return min((time_us for time_us in times if time_us >= from_us), default=None)
 
-        def seen(value: bytes) -> bool:
-            nonlocal oldest_us
-            time_us = unpack_time(value)
-            if time_us >= from_us and (oldest_us is None or time_us < oldest_us):
-                oldest_us = time_us
-            return False
-
-        for _ in self._all_waiting(seen):
-            pass
-        return oldest_us
-
-    def _all_waiting(self, wanted: Callable[[bytes], bool]) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The entries whose values are wanted, SCANNED_MAX looked through at a time."""
-        position, left = b"", 0
-
-        def next_one(cursor: Any) -> bool | None:
-            nonlocal position, left
-            if not left:
-                return None
-            left -= 1
-            position = cursor.key() + b"\0"  # behind it
-            return wanted(cursor.value())
-
-        while not left:
-            left = SCANNED_MAX
-            yield self.retries_from(position, next_one, self.file.bytes_max)
+    def waiting(self) -> Iterator[tuple[bytes, bytes]]:
+        """All entries, the soonest first, SCANNED_MAX in a transaction, in which its user is, too.
+        StorageError."""
+        position = b""
+        scanned = SCANNED_MAX
+        while scanned == SCANNED_MAX:
+            scanned = 0
+            with self.file.read() as rows, rows.retries() as cursor:
+                if cursor.set_range(position) if position else cursor.first():
+                    for key, value in itertools.islice(cursor, SCANNED_MAX):
+                        scanned, position = scanned + 1, key + b"\0"  # behind it
+                        yield key, value
 
     def unpack(self, values: Sequence[bytes]) -> Events:
         """The events of entries. CorruptStateError for one that is no entry."""

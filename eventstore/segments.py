@@ -28,7 +28,6 @@ from photon.core.settings import Settings
 from photon.logs.files import FileState, pack_file_state, unpack_file_state
 from photon.logs.writer import LogPosition
 
-FORMAT: Final = 3
 MANIFEST: Final = "manifest"
 LOADED_LETTERS: Final = "primary-000000.jsonl"
 LOADING_LETTERS: Final = f"{LOADED_LETTERS}.loading"
@@ -57,7 +56,6 @@ class Manifest(msgspec.Struct, frozen=True):
     `store`: random, so that caches of a map that was removed are not taken for this one's.
     """
 
-    format: int
     identity: str
     store: bytes
     counts: Counts
@@ -71,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def new_manifest(identity: str, counts: Counts) -> Manifest:
     """Of a map that is made anew."""
-    return Manifest(FORMAT, identity, secrets.token_bytes(_STORE_BYTES), counts)
+    return Manifest(identity, secrets.token_bytes(_STORE_BYTES), counts)
 
 
 def with_states(manifest: Manifest, states: Iterable[FileState], next_number: int) -> Manifest:
@@ -84,18 +82,12 @@ def read_manifest(directory: Path) -> Manifest | None:
     path = directory / MANIFEST
     with storage_errors(path):
         try:
-            data = path.read_bytes()
+            manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
+            manifest.states()
         except FileNotFoundError:
-            if (directory / "data.mdb").exists():
-                raise corrupt(directory, "it is of an earlier Photon") from None
             return None
-    try:
-        manifest = msgspec.msgpack.decode(data, type=Manifest)
-        manifest.states()
-    except ValueError as error:
-        raise corrupt(directory, f"its manifest: {error}") from error
-    if manifest.format != FORMAT:
-        raise corrupt(directory, f"its format is {manifest.format}, not {FORMAT}")
+        except ValueError as error:
+            raise corrupt(directory, f"its manifest: {error}") from error
     return manifest
 
 

@@ -51,7 +51,7 @@ class FakeLedger:
     def files(self):
         return []
 
-    def waiting_values(self):
+    def waiting(self):
         return iter(())
 
 
@@ -150,7 +150,7 @@ def test_a_ledger_is_made_anew_from_what_is_kept(tmp_path, new_ledger, how):
     assert restored(ledger, rows, log.parent) == Lost(0, 0)
     assert ledger.totals == TOTALS.plus(NOTHING)
     assert ledger.pending == 4
-    waiting = [value for part in ledger.waiting_values() for value in part]
+    waiting = [value for _, value in ledger.waiting()]
     events = ledger.unpack(waiting)
     lines = clicks(0, 20).splitlines()
     assert sorted(events.lines) == sorted(lines[n] for n in (0, 3, 11, 19))

@@ -170,12 +170,6 @@ def test_a_damaged_map_is_refused_with_the_mend(tmp_path, damage):
         LogFileMap(tmp_path / "map", EventStore())
 
 
-def test_a_map_of_an_earlier_photon_is_refused_with_the_mend(tmp_path):
-    (tmp_path / "data.mdb").write_bytes(b"lmdb")
-    with pytest.raises(CorruptStateError, match="of an earlier Photon"):
-        LogFileMap(tmp_path, EventStore())
-
-
 def test_a_map_of_other_ids_is_refused(tmp_path):
     file_map = LogFileMap(tmp_path, EventStore(), "key = 'a'")
     file_map.write(None, [], Counts(5))
