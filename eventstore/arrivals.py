@@ -27,7 +27,7 @@ class Arrivals:
     def __init__(self, listeners_max: int = 2, awaited_max: int = AWAITED_MAX) -> None:
         self._listeners_max = listeners_max
         self._half = awaited_max // 2
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._newer: set[bytes] = set()
         self._older: set[bytes] = set()
         self._arrived: deque[bytes] = deque(maxlen=ARRIVED_MAX)
@@ -70,14 +70,14 @@ class Arrivals:
             self._arrived.extend(arrived)
             self._position += len(arrived)
             self.count += len(arrived)
-            self._tell_all()
+            self.tell_all()
 
     def read_to(self, time_us: int) -> None:
         """Up to about this time of events the logs are read."""
         with self._lock:
             if time_us != self._read_to_us:
                 self._read_to_us = time_us
-                self._tell_all()
+                self.tell_all()
 
     def after(
         self, position: int, read_to_us: int, ended: threading.Event, wait_s: float
@@ -110,14 +110,11 @@ class Arrivals:
     def tell_all(self) -> None:
         """End the waits of now: there is something else that those who wait must know."""
         with self._lock:
-            self._tell_all()
+            for listener in self._listeners:
+                listener.set()
 
     def close(self) -> None:
         """End all waits."""
         with self._lock:
             self._closed = True
-            self._tell_all()
-
-    def _tell_all(self) -> None:
-        for listener in self._listeners:
-            listener.set()
+            self.tell_all()

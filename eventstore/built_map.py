@@ -36,7 +36,6 @@ from eventstore.segments import (
     Segment,
     Writer,
     identity_of,
-    new_manifest,
     segment_name,
     with_states,
 )
@@ -50,7 +49,17 @@ from photon.core.disk import (
 )
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError, UsageError
 from photon.core.settings import Settings
-from photon.logs.files import HEAD_BYTES, FileState, Identity, SeenFile, digest, goes_on, read_at
+from photon.logs.files import (
+    HEAD_BYTES,
+    FileState,
+    Identity,
+    SeenFile,
+    digest,
+    goes_on,
+    names_by_inode,
+    read_at,
+    seen_as,
+)
 from photon.logs.packed import Spool, is_packed
 
 FORMAT: Final = 3
@@ -263,9 +272,7 @@ def locate(
 
 def seen_file(name: str) -> SeenFile:
     """OSError."""
-    status = os.stat(name)
-    source = status.st_dev, status.st_ino
-    return SeenFile(name, name, *source, status.st_size, status.st_ctime_ns, source, status.st_mtime_ns)
+    return seen_as(name, os.stat(name))
 
 
 def stamp_of(seen: SeenFile) -> Stamp | None:
@@ -313,8 +320,7 @@ def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileSta
 
 def _files_in(directory: str) -> list[str]:
     try:
-        with os.scandir(directory) as entries:
-            return sorted(entry.path for entry in entries if entry.is_file(follow_symlinks=False))
+        return sorted(names_by_inode(directory).values())
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -374,7 +380,7 @@ def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None 
             sync_directory(into)
         gone = {file.number for file in manifest.files} - {state.number for state in states}
         counts = _write_letters(built, manifest, gone, dead_letters)
-        held = with_states(new_manifest(identity_of(settings), counts), states, manifest.next_number)
+        held = with_states(segments.Manifest(identity_of(settings), counts), states, manifest.next_number)
         listed = [Listed(number, level_of(count, FLUSH_ENTRIES)) for number, (_, count) in enumerate(parts)]
         segments.write_manifest(into, msgspec.structs.replace(held, segments=listed))
         written = dead_letters is not None

@@ -36,7 +36,6 @@ from eventstore.segments import (
     Writer,
     corrupt,
     merged,
-    new_manifest,
     read_manifest,
     segment_name,
     with_states,
@@ -92,7 +91,7 @@ class LogFileMap:
         self._bytes_max = settings.map_bytes_max
         self._lock = DirectoryLock(directory)
         try:
-            self._manifest = read_manifest(directory) or new_manifest(identity, Counts())
+            self._manifest = read_manifest(directory) or Manifest(identity)
             if self._manifest.identity != identity:
                 raise SettingsError(
                     f"{directory}: written with other ids ({self._manifest.identity}, now {identity}); put "
@@ -106,7 +105,8 @@ class LogFileMap:
         self._numbers = itertools.count(max(self._segments, default=-1) + 1)
         self.counts = self._manifest.counts
         self._states = {state.number: state for state in self._manifest.states()}
-        self._next_number = self._manifest.next_number
+        self.next_number = self._manifest.next_number
+        """What a log that is found next is to be numbered, at least."""
         self._live = np.zeros(0, np.bool_)
         self._set_live()
         self._recent: list[Entries] = []
@@ -127,16 +127,6 @@ class LogFileMap:
         """Logs that have gone since the start."""
         self.swept = 0
         """Entries of deleted logs that were left out by merges of this process."""
-
-    @property
-    def store(self) -> bytes:
-        """16 bytes that say which map this is; of a map that was made anew they are others."""
-        return self._manifest.store
-
-    @property
-    def next_number(self) -> int:
-        """What a log that is found next is to be numbered, at least."""
-        return self._next_number
 
     @property
     def disk_bytes(self) -> int:
@@ -206,7 +196,7 @@ class LogFileMap:
         with self._changing, self._room(len(fresh)) if fresh else nullcontext():
             number = self._write_segment([fresh], len(fresh)) if fresh else None
             listed = [*self._manifest.segments, *([] if number is None else [Listed(number, 0)])]
-            manifest = with_states(self._manifest, states, self._next_number)
+            manifest = with_states(self._manifest, states, self.next_number)
             self._put_manifest(msgspec.structs.replace(manifest, counts=self.counts, segments=listed), number)
             self._recent, self._unsaved_bytes, self._unsaved_gone = [], 0, False
             self._exchange_tables()
@@ -266,7 +256,7 @@ class LogFileMap:
         for state in states:
             before = self._states.get(state.number)
             changed |= before is None or state.gone
-            self._next_number = max(self._next_number, state.number + 1)
+            self.next_number = max(self.next_number, state.number + 1)
             if state.gone:
                 gone += 1
                 self._states.pop(state.number, None)
@@ -279,7 +269,7 @@ class LogFileMap:
         return gone
 
     def _set_live(self) -> None:
-        live = np.zeros(self._next_number, np.bool_)
+        live = np.zeros(self.next_number, np.bool_)
         live[list(self._states)] = True
         self._live = live
 

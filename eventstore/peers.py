@@ -72,7 +72,7 @@ class Feed:
         self._kept: deque[tuple[int, list[pb.Stretch]]] = deque()
         self._bytes = 0
         self._asked = float("-inf")
-        self._closed = False
+        self.closed = False
         self.life = randbits(_POSITION_BITS) + 1
         self.position = 0
 
@@ -97,7 +97,7 @@ class Feed:
         with self._changed:
             self._asked = self._clock.monotonic()
             known = position if life == self.life else 0
-            self._changed.wait_for(lambda: self._closed or self.position > known, wait_s)
+            self._changed.wait_for(lambda: self.closed or self.position > known, wait_s)
             skipped = max(0, len(self._kept) - (self.position - known))
             found: list[pb.Stretch] = []
             size, taken = 0, self.position - len(self._kept) + skipped
@@ -109,14 +109,10 @@ class Feed:
                 size, taken = size + one_size, taken + 1
             return taken, found
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """End all waits."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify_all()
 
 

@@ -11,7 +11,6 @@ offsets.
 """
 
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,6 @@ MANIFEST: Final = "manifest"
 LOADED_LETTERS: Final = "primary-000000.jsonl"
 LOADING_LETTERS: Final = f"{LOADED_LETTERS}.loading"
 """Among the dead letters: of a load that is under way, or was killed; of no use to anybody else."""
-_STORE_BYTES: Final = 16
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -51,25 +49,16 @@ class Counts(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True):
     """`segments`: oldest first. `files`: states of the logs that are there, packed. `next_number`: no log
-    has had this number or a greater one.
-
-    `store`: random, so that caches of a map that was removed are not taken for this one's.
-    """
+    has had this number or a greater one."""
 
     identity: str
-    store: bytes
-    counts: Counts
+    counts: Counts = Counts()
     next_number: int = 0
     segments: list[Listed] = []
     files: list[bytes] = []
 
     def states(self) -> list[FileState]:
         return list(map(unpack_file_state, self.files))
-
-
-def new_manifest(identity: str, counts: Counts) -> Manifest:
-    """Of a map that is made anew."""
-    return Manifest(identity, secrets.token_bytes(_STORE_BYTES), counts)
 
 
 def with_states(manifest: Manifest, states: Iterable[FileState], next_number: int) -> Manifest:

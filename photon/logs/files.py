@@ -445,6 +445,12 @@ class SeenFile:
     modified_ns: int = 0
 
 
+def seen_as(name: str, status: os.stat_result) -> SeenFile:
+    """A plain file, or an archive as it is."""
+    source = status.st_dev, status.st_ino
+    return SeenFile(name, name, *source, status.st_size, status.st_ctime_ns, source, status.st_mtime_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """What a reader remembers of a file; `offset` is the next byte to read, always at the start of a record.
@@ -518,10 +524,8 @@ def find(
             refused[name] = error.strerror or str(error)
             continue
         if stat.S_ISREG(status.st_mode):
-            source = status.st_dev, status.st_ino
-            changed_ns, modified_ns = status.st_ctime_ns, status.st_mtime_ns
-            seen = SeenFile(name, name, *source, status.st_size, changed_ns, source, modified_ns)
-            distinct.setdefault(source, seen)
+            seen = seen_as(name, status)
+            distinct.setdefault(seen.source, seen)
     for name, why in refused.items():
         reason = f"{name} cannot be read ({why}); see to its permissions"
         if unreadable is None:
