@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from joiner.accounts import Row, Written, pack_rows, unpack_rows
@@ -49,7 +48,6 @@ _ENDS: Final = struct.Struct("<IQ")  # file, offset; sequences follow
 _SEQUENCE_BYTES: Final = 8
 _TIME_BYTES: Final = 8
 _NOWHERE: Final = LogPosition(0, 0)
-NO_DAYS: Final[Mapping[int, Sum]] = MappingProxyType({})
 
 
 class Kind(IntEnum):
@@ -195,13 +193,11 @@ class IntentJournal:
             with storage_errors(self._log.path):
                 self._log.sync(place)
 
-    def written(self, intent: Intent, lines: Range, days: Mapping[int, Sum] = NO_DAYS) -> None:
+    def written(self, intent: Intent, lines: Range, days: Mapping[int, Sum]) -> None:
         """The intent's winning lines stand there, so many of each day (core.accounts.sums_by_day). Told in
         their order, before more are appended."""
-        rows = []
-        if days:
-            whose, window = parse_token(intent.token).incarnation, _window_of(intent)
-            rows = [Row(lines.file, lines.end, whose, window, day, *sum_) for day, sum_ in days.items()]
+        whose, window = parse_token(intent.token).incarnation, _window_of(intent)
+        rows = [Row(lines.file, lines.end, whose, window, day, *sum_) for day, sum_ in days.items()]
         self._lines.append((lines, intent.sequence, rows))
 
     def synced(self, upto: Range) -> None:

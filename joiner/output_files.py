@@ -171,46 +171,35 @@ def count_joined(directory: Path, writers: str = "") -> int:
 
 
 def _count_in(directory: Path, writers: str) -> int:
-    names = [name for name in _joined_names(directory) if name.startswith(writers)]
-    stems = {name.removesuffix(LINES).removesuffix(PARQUET) for name in names}
+    with storage_errors(directory):
+        names = [name for name in os.listdir(directory) if name.endswith((LINES, PARQUET))]
+    stems = {os.path.splitext(name)[0] for name in names if name.startswith(writers)}
     listed = complete_files(directory) if stems else {}
     total = 0
     for stem in stems:
         lines, rows = stem + LINES, stem + PARQUET
         # In this order: lines go only when their Parquet file is listed.
-        count = _count_lines(directory / lines, listed.get(lines))
+        count = _count(directory / lines, listed.get(lines))
         if count is None:
             if rows not in listed:
                 listed = complete_files(directory)
-            count = _count_rows(directory / rows, listed.get(rows))
+            count = _count(directory / rows, listed.get(rows))
         total += count or 0
     return total
 
 
-def _joined_names(directory: Path) -> list[str]:
-    with storage_errors(directory):
-        return [name for name in os.listdir(directory) if name.endswith((LINES, PARQUET))]
-
-
-def _count_lines(path: Path, entry: CompleteFile | None) -> int | None:
+def _count(path: Path, entry: CompleteFile | None) -> int | None:
     """None if there is no such file."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            if entry is not None and os.fstat(file.fileno()).st_size == entry.bytes:
-                return entry.lines
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
-    except FileNotFoundError:
-        return None
-
-
-def _count_rows(path: Path, entry: CompleteFile | None) -> int | None:
     try:
         if entry is not None and path.stat().st_size == entry.bytes:
             return entry.lines
+        if path.suffix == PARQUET:
+            rows: int = importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows
+            return rows
+        with path.open("rb", buffering=0) as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
     except FileNotFoundError:
         return None
-    rows: int = importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows
-    return rows
 
 
 _NUMBER: Final = re.compile(r"-(\d+)\.[a-z]+$")

@@ -48,7 +48,7 @@ def reopened(directory, **options):
 def end(journal, intent, start, stop):
     """With its lines there, durably."""
     lines = Range(0, start, stop)
-    journal.written(intent, lines)
+    journal.written(intent, lines, {})
     journal.synced(lines)
 
 
@@ -145,8 +145,8 @@ def test_segments_go_only_when_the_ends_of_their_intents_are_durable(tmp_path, m
     journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1)
     first, second = append(journal, 0), append(journal, 0)
     append(journal, 0, synced=False)
-    journal.written(second, Range(0, 0, 10))
-    journal.written(first, Range(0, 10, 20))
+    journal.written(second, Range(0, 0, 10), {})
+    journal.written(first, Range(0, 10, 20), {})
     there = segments(tmp_path)
     with monkeypatch.context() as failing:
         failing.setattr("photon.core.disk.sync_data", fail)
@@ -265,7 +265,7 @@ def test_one_place_parts_the_lines_of_what_has_an_end_from_all_others(steps, tor
             elif what == "write" and opened:
                 lines = Range(0, position, position + 10)
                 placed.append((opened.pop(value % len(opened)), lines))
-                journal.written(*placed[-1])
+                journal.written(*placed[-1], {})
                 position += 10
             elif what == "sync" and placed:
                 lines = placed[value % len(placed)][1]

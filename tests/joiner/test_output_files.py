@@ -65,7 +65,7 @@ def test_lines_and_their_rows_count_once_before_and_after_the_listing(east):
 
 def test_a_file_that_is_converted_while_it_is_counted_counts_once(east, monkeypatch):
     (east / "j-000000.jsonl").write_bytes(b"1\n2\n")
-    real = output_files._joined_names
+    real = os.listdir
 
     def names(directory):
         found = real(directory)
@@ -73,11 +73,11 @@ def test_a_file_that_is_converted_while_it_is_counted_counts_once(east, monkeypa
         (east / "j-000000.jsonl").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(output_files, "_joined_names", names)
+    monkeypatch.setattr(os, "listdir", names)
     assert count_joined(east) == 2
-    monkeypatch.setattr(output_files, "_joined_names", real)
+    monkeypatch.setattr(os, "listdir", real)
     (east / "j-000001.jsonl").write_bytes(b"1\n2\n")
-    counted = output_files._count_lines
+    counted = output_files._count
 
     def count(path, entry):
         if path.name == "j-000001.jsonl":
@@ -85,7 +85,7 @@ def test_a_file_that_is_converted_while_it_is_counted_counts_once(east, monkeypa
             path.unlink()
         return counted(path, entry)
 
-    monkeypatch.setattr(output_files, "_count_lines", count)
+    monkeypatch.setattr(output_files, "_count", count)
     assert count_joined(east) == 4
 
 
