@@ -82,13 +82,6 @@ def read_table(path: Path) -> Table:
         ) from error
 
 
-def write_table(path: Path, table: Table) -> None:
-    """Durably. StorageError."""
-    with storage_errors(path):
-        make_directory(path.parent)
-        write_file(path, msgspec.json.encode(table))
-
-
 TABLE_FILE: Final = "replicas.json"
 
 
@@ -180,7 +173,9 @@ class Hosting:
 
     def _follow_table(self, table: Table) -> None:
         if table != self._table:
-            write_table(self._path, table)
+            with storage_errors(self._path):
+                make_directory(self._path.parent)
+                write_file(self._path, msgspec.json.encode(table))
             self._table = table
         self.rows = {row.name: self._settings.get(row.name, row) for row in table.replicas}
         self._host.set_peers({name: (row.raft_host, row.raft_port) for name, row in self.rows.items()})

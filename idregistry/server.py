@@ -157,15 +157,8 @@ class RegistryServer:
         return self._service.status()
 
     def _make_shard(self, group: int) -> Shard:
-        return Shard(
-            group,
-            self._settings,
-            self._clock,
-            self._host.wake,
-            self._state,
-            self._reached_us,
-            self._furthest_us,
-        )
+        clocks = self._reached_us, self._furthest_us
+        return Shard(group, self._settings, self._clock, self._host.wake, self._state, *clocks)
 
     def _asks_peers(self) -> bool:
         return self._settings.retention_days > 0 or bool(self._state.view.following)

@@ -120,25 +120,26 @@ class Slots:
     """
 
     def __init__(self, most: int, why: str, share: float = math.inf) -> None:
-        self.why = f"{most} {why}"
+        self._why = f"{most} {why}"
         self._free = most
         self._share = share
         self._taken: Counter[int] = Counter()
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def one(self, shard: int = 0) -> Iterator[bool]:
-        """For the block; whether there is one."""
+    def one(self, context: Context, shard: int = 0) -> Iterator[None]:
+        """For the block; aborts where there is none."""
         with self._lock:
-            taken = self._free > 0 and self._taken[shard] < self._share * self._free
-            self._free -= taken
-            self._taken[shard] += taken
+            if self._free <= 0 or self._taken[shard] >= self._share * self._free:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self._why)
+            self._free -= 1
+            self._taken[shard] += 1
         try:
-            yield taken
+            yield
         finally:
             with self._lock:
-                self._free += taken
-                self._taken[shard] -= taken
+                self._free += 1
+                self._taken[shard] -= 1
 
 
 class IdRegistryService(IdRegistryServicer):
@@ -227,7 +228,7 @@ class IdRegistryService(IdRegistryServicer):
             )
         _check(context, columns_mistake(request.ids, bytes(len(request.ids) // ID_BYTES * TIME_BYTES)))
         shard = self._shard(request.shard, context)
-        with self._slot(self._scans, context):
+        with self._scans.one(context):
             if request.fresh:  # wait until all that was acknowledged before now is applied here
                 self._check_leads(shard.log, context)
                 self._settled(context, lambda *asked: shard.queue.offer(barrier(*asked)))
@@ -254,7 +255,7 @@ class IdRegistryService(IdRegistryServicer):
 
             return shard.queue.offer(barrier(deadline, applied))
 
-        with self._slot(self._asked_accounts, context):
+        with self._asked_accounts.one(context):
             account_of = self._settled(context, offer)
             account = account_of({*request.incarnations}, request.address, request.window)
         places = list(account.days)
@@ -273,7 +274,7 @@ class IdRegistryService(IdRegistryServicer):
         self._check_leads(shard.log, context)
         outcomes = b""
         if what.ids:
-            with self._slot(self._commits, context, shard.number):
+            with self._commits.one(context, shard.number):
                 outcomes = self._settled(context, lambda *asked: shard.queue.offer(Ask(what, *asked)))
         return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
@@ -339,7 +340,7 @@ class IdRegistryService(IdRegistryServicer):
 
         UNAVAILABLE where a shard does not know of it in time: it is fenced, or will be; ask again.
         """
-        with self._slot(self._fences, context):
+        with self._fences.one(context):
             deadline = self._clock.monotonic() + self._wait_s(context)
             result = self._ask(commands.Fence(0, request.incarnation, 0), context)
             if isinstance(result, commands.Standing):
@@ -459,7 +460,7 @@ class IdRegistryService(IdRegistryServicer):
     def _ask(self, what: Wanted, context: Context) -> Any:
         """What the directory's command was answered; aborts where it was not applied or was rejected."""
         self._check_leads(self._log, context)
-        with self._slot(self._asks, context):
+        with self._asks.one(context):
             result = self._settled(context, lambda *asked: self._coordinator.asks.offer(Ask(what, *asked)))
         if isinstance(result, commands.Rejected):
             if result.busy:
@@ -472,13 +473,6 @@ class IdRegistryService(IdRegistryServicer):
     def _check_leads(self, log: ReplicatedLog, context: Context) -> None:
         if not log.is_leader:
             self._abort(context, Refused(Refusal.NOT_LEADER, log.leader))
-
-    @contextlib.contextmanager
-    def _slot(self, slots: Slots, context: Context, shard: int = 0) -> Iterator[None]:
-        with slots.one(shard) as taken:
-            if not taken:
-                self._abort(context, Overloaded(slots.why))
-            yield
 
     def _settled(self, context: Context, offer: _Offer) -> Any:
         """What came of it by the caller's deadline, or our own; aborts where that is not known."""

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.packing import BUCKET_US, DEAD, KEY_BYTES, SUBS, Counts
+from idregistry.rules.packing import DEAD, KEY_BYTES, SUBS, Counts
 from idregistry.rules.segments import (
     STAMP_DTYPE,
     Cut,
@@ -78,7 +78,6 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     next_segment: int
     segments: tuple[Place, ...]
     protocol: int
-    bucket_us: int = BUCKET_US
 
 
 def place_of(segment: Segment) -> Place:
@@ -110,12 +109,11 @@ def pack(head: Head, lists: Sequence[Sequence[Any]], cut: Cut) -> Iterator[bytes
         rows = cut.draw(number)
         drawn += len(rows)
         for start in range(0, len(rows), CHUNK_IDS_MAX):
-            yield _pack_chunk(rows.part(start, start + CHUNK_IDS_MAX))
+            part = rows.part(start, start + CHUNK_IDS_MAX)
+            yield b"".join(
+                (_COUNT.pack(len(part)), part.hashes.tobytes(), part.tails.tobytes(), part.stamps.tobytes())
+            )
     yield _END.pack(0, drawn)
-
-
-def _pack_chunk(rows: Rows) -> bytes:
-    return _COUNT.pack(len(rows)) + rows.hashes.tobytes() + rows.tails.tobytes() + rows.stamps.tobytes()
 
 
 def unpack(
@@ -147,12 +145,9 @@ def _unpack_head(first: bytes) -> Head:
     if magic != _MAGIC or not is_read(ord(form or b"\0")):
         raise _corrupt(f"it is of {not_read(ord(form or bytes(1)))}")
     try:
-        head = msgspec.msgpack.decode(packed, type=Head)
+        return msgspec.msgpack.decode(packed, type=Head)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _corrupt(f"its head can't be read ({error})") from error
-    if head.bucket_us != BUCKET_US:
-        raise _corrupt(f"its buckets span {head.bucket_us} us, this program's {BUCKET_US}")
-    return head
 
 
 def _segment(
