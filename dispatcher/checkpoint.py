@@ -124,25 +124,25 @@ class Book:
                 del self._packed[key]
             self._packed.update(placed)
             for number in self._dirty:
-                self._put(_key(_FILE, number), _packed_state(self._files[number]))
-                if self._files[number].gone:
+                key, state = _key(_FILE, number), self._files[number]
+                if state.gone:
                     del self._files[number]
+                    self._packed.pop(key, None)
+                else:
+                    self._packed[key] = pack_file_state(state)
             for number in self._opened.keys() | self._ended.keys():
                 opened = np.concatenate([self._open.pop(number, _NO_OFFSETS), *self._opened[number]])
                 still = np.setdiff1d(opened, np.concatenate([_NO_OFFSETS, *self._ended[number]]))
                 if len(still):
                     self._open[number] = still
-                self._put(_key(_OPEN, number), _packed_offsets(still))
+                    steps = np.diff(still, prepend=0).astype("<i8").tobytes()
+                    self._packed[_key(_OPEN, number)] = zlib.compress(steps, _FAST)
+                else:
+                    self._packed.pop(_key(_OPEN, number), None)
             self._dirty = set()
             self._opened.clear()
             self._ended.clear()
             return dict(self._packed), self.letters
-
-    def _put(self, key: bytes, value: bytes) -> None:
-        if value:
-            self._packed[key] = value
-        else:
-            self._packed.pop(key, None)
 
 
 def differing(
@@ -380,11 +380,3 @@ def _sort_in(into: dict[int, list[Offsets]], places: Places) -> None:
 
 def _key(kind: bytes, number: int) -> bytes:
     return kind + number.to_bytes(_NUMBER_BYTES, "big")
-
-
-def _packed_state(state: FileState) -> bytes:
-    return b"" if state.gone else pack_file_state(state)
-
-
-def _packed_offsets(offsets: Offsets) -> bytes:
-    return zlib.compress(np.diff(offsets, prepend=0).astype("<i8").tobytes(), _FAST) if len(offsets) else b""

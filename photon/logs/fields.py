@@ -85,7 +85,8 @@ def guess(
     """Of sample lines of both sides, decoded. `texts`: sides whose times may be numbers written as text."""
     ours, theirs = values_of(primary), values_of(foreign)
     our_times, their_times = (
-        _times_of(of, side in texts) for of, side in ((ours, "primary"), (theirs, "foreign"))
+        {path: unit for path, values in of.items() if (unit := _times(values, side in texts))}
+        for of, side in ((ours, "primary"), (theirs, "foreign"))
     )
     ids = {path: {*_ids_in(values)} for path, values in ours.items() if _is_id(values, len(primary))}
     named = {path: {*found} for path, values in theirs.items() if (found := _ids_in(values))}
@@ -156,11 +157,6 @@ def _own_id(theirs: Values, times: Mapping[str, str], lines: int, reference: str
     others = [path for path in fit[1:] if bool(_ID_NAME.search(path)) == bool(_ID_NAME.search(fit[0]))]
     why = _repeats(theirs[fit[0]]) + (f"; or {', '.join(others[:3])}" if others else "")
     return Found(fit[0], why, bool(_ID_NAME.search(fit[0])) and not others)
-
-
-def _times_of(fields: Values, in_text: bool) -> dict[str, str]:
-    """Fields that can be times -> their units."""
-    return {path: unit for path, values in fields.items() if (unit := _times(values, in_text))}
 
 
 def _time(fields: Values, times: Mapping[str, str], lines: int) -> Found | None:

@@ -44,6 +44,7 @@ class RotatingLog:
         self._turn = threading.Condition()
         self._syncing = False
         self._synced = LogPosition(-1, 0)
+        """Everything before is durable."""
         with storage_errors(directory):
             make_directory(directory)
         numbers = self.file_numbers()
@@ -66,11 +67,6 @@ class RotatingLog:
         """Where the next append goes, unless it rotates first."""
         with self._lock:
             return LogPosition(self._file, self._size)
-
-    @property
-    def synced(self) -> LogPosition:
-        """Everything before is durable."""
-        return self._synced
 
     @property
     def broken(self) -> bool:

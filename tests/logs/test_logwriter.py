@@ -112,7 +112,7 @@ def test_threads_that_wait_together_share_a_sync(tmp_path, monkeypatch):
         for waiter in (first, *others):
             waiter.result(60.0)
     assert syncs == [LogPosition(0, 6), ends[-1]]
-    assert log.synced == ends[-1]
+    assert log._synced == ends[-1]
     log.sync(ends[3])
     assert len(syncs) == 2
 
