@@ -13,7 +13,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -250,7 +250,8 @@ def check_patterns(patterns: Sequence[str]) -> None:
     if "" in patterns:
         raise UsageError("a pattern is empty; name the logs to read (`.` for the current directory)")
     for pattern in map(as_glob, patterns):
-        fixed = Path(pattern) if not glob.has_magic(pattern) else Path(_fixed_part(pattern))
+        parts = Path(pattern).parts
+        fixed = Path(*parts[: _fixed_parts(parts)])
         try:
             is_there = fixed.exists()
         except PermissionError as error:
@@ -274,7 +275,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
 
 def matching_files(
     pattern: str, directories: set[str] | None = None, closed: dict[str, str] | None = None
-) -> Iterable[str]:
+) -> Iterator[str]:
     """What a glob names, or what is in a directory; not yet looked at.
 
     `directories` gets those in which more may appear: all that were listed, or should have been. `closed`
@@ -282,21 +283,37 @@ def matching_files(
     """
     pattern = str(Path(glob.escape(pattern)) / "*") if os.path.isdir(pattern) else as_glob(pattern)
     parts = Path(pattern).parts
-    visited = set() if directories is None else directories
-    refused = {} if closed is None else closed
-    if _ANY_DEPTH not in parts:
-        if directories is not None or closed is not None:
-            _note_listed(parts, visited, refused)
-        return glob.iglob(pattern)
-    # glob itself walks in circles where a link leads to a directory above it.
-    depth = parts.index(_ANY_DEPTH)
-    _note_listed(parts[: depth + 1], visited, refused)
-    roots = glob.iglob(str(Path(*parts[:depth]))) if depth else (".",)
-    return (
-        name
-        for root in roots
-        for name in _files_below(root, (), parts[depth:], _above(root), visited, refused)
-    )
+    fixed = min(_fixed_parts(parts), len(parts) - 1)
+    listed = set() if directories is None else directories
+    root = str(Path(*parts[:fixed]))
+    listed.add(root)  # also one that is not there yet
+    return _named_below(root, parts[fixed:], listed, {} if closed is None else closed)
+
+
+def _named_below(
+    directory: str, pattern: tuple[str, ...], listed: set[str], closed: dict[str, str]
+) -> Iterator[str]:
+    """What the parts of a pattern name in the directory."""
+    first, rest, names = pattern[0], pattern[1:], list[str]()
+    try:
+        names = fnmatch.filter(os.listdir(directory), first) if (wild := glob.has_magic(first)) else [first]
+        os.stat(os.path.join(directory, "."))  # which takes the right to enter it
+        listed.add(directory)
+    except OSError as error:
+        _note_closed(directory, error, closed)
+        listed.update(closed.keys() & {directory})
+    if first == _ANY_DEPTH:
+        # glob itself walks in circles where a link leads to a directory above it.
+        yield from _files_below(directory, (), pattern, _above(directory), listed, closed)
+        return
+    for name in names:
+        path = name if directory == "." else os.path.join(directory, name)
+        if name.startswith(".") and not first.startswith("."):
+            continue
+        if rest:
+            yield from _named_below(path, rest, listed, closed)
+        elif wild or os.path.lexists(path):
+            yield path
 
 
 def named_files(patterns: Sequence[str]) -> list[str]:
@@ -330,38 +347,9 @@ def glob_matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return fnmatch.fnmatchcase(path[0], first) and glob_matches(rest, path[1:])
 
 
-def _fixed_part(pattern: str) -> str:
-    parts = []
-    for part in Path(pattern).parts:
-        if glob.has_magic(part):
-            break
-        parts.append(part)
-    return str(Path(*parts)) if parts else "."
-
-
-def _note_listed(parts: Sequence[str], listed: set[str], closed: dict[str, str]) -> None:
-    """The directories that are listed for a pattern without `**` but at its end, also one that is not there
-    yet; and those that can't be entered or, where there is something to choose from, listed."""
-    wild = (n for n, part in enumerate(parts) if glob.has_magic(part))
-    for depth in range(next(wild, len(parts) - 1), len(parts)):
-        above = str(Path(*parts[:depth]))
-        is_sure = not glob.has_magic(above)
-        for directory in (above,) if is_sure else glob.iglob(above):
-            is_open = _is_open(directory, glob.has_magic(parts[depth]), closed)
-            if is_open or is_sure or directory in closed:
-                listed.add(directory)
-
-
-def _is_open(directory: str, to_list: bool, closed: dict[str, str]) -> bool:
-    """Whether it is a directory that can be entered, and listed; one that is closed is noted."""
-    try:
-        os.stat(os.path.join(directory, "."))  # which takes the right to enter it
-        if to_list:
-            os.scandir(directory).close()
-    except OSError as error:
-        _note_closed(directory, error, closed)
-        return False
-    return True
+def _fixed_parts(parts: Sequence[str]) -> int:
+    """How many of a pattern's parts lead to the first that is a glob."""
+    return next((n for n, part in enumerate(parts) if glob.has_magic(part)), len(parts))
 
 
 def _leads_on(link: str, closed: dict[str, str]) -> bool:
