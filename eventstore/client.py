@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -75,8 +76,11 @@ class EventStoreClient:
         deadline = self._now() + (self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
         view = self._view
         if len(view.members) == 1:
+            # Waited for in the caller's own thread: gRPC's futures cost one more.
             [member] = view.members.values()
-            return self._end(member, lambda: member.look_up(pb.LookupRequest(ids=ids), deadline))
+            request, left_s = pb.LookupRequest(ids=ids), self._left_s(deadline)
+            response = self._answer(member, lambda: member.stub.Lookup(request, timeout=left_s))
+            return response.outcomes, split_lines(response.events)
         return self._look_up_split(view, ids, deadline)
 
     def put(self, ids: bytes, lines: Sequence[bytes]) -> None:
@@ -106,14 +110,7 @@ class EventStoreClient:
         if member is None:
             raise UnavailableError(f"event store {address}: it is gone")
         request = pb.ArrivalsRequest(after=after, read_to_us=read_to_us)
-        try:
-            response = member.stub.Arrivals(request, timeout=ARRIVALS_S_MAX)
-        except grpc.RpcError as error:
-            self._refresh()
-            raise to_photon_error(error, f"event store {address}") from error
-        except ValueError as error:
-            raise UnavailableError(f"event store {address}: this client is closed") from error
-        self._heed(member, response.version)
+        response = self._answer(member, lambda: member.stub.Arrivals(request, timeout=ARRIVALS_S_MAX))
         return response.position, response.read_to_us, response.ids
 
     def keep_up(self) -> None:
@@ -133,16 +130,20 @@ class EventStoreClient:
         for member in self._view.members.values():
             member.close()
 
-    def _end(self, member: "_Member", answer: Callable[[], Any]) -> tuple[bytes, list[bytes]]:
+    def _answer(self, member: "_Member", call: Callable[[], Any]) -> Any:
+        """What the member says; of other members it is asked for them. UnavailableError, OverloadedError."""
         try:
-            response = answer()
+            response = call()
         except grpc.RpcError as error:
             self._refresh()
             raise to_photon_error(error, f"event store {member.address}") from error
         except ValueError as error:
             raise UnavailableError(f"event store {member.address}: this client is closed") from error
         self._heed(member, response.version)
-        return response.outcomes, split_lines(response.events)
+        return response
+
+    def _left_s(self, deadline: float) -> float:
+        return max(0.001, deadline - self._now())
 
     def _look_up_split(self, view: "_View", ids: bytes, deadline: float) -> tuple[bytes, list[bytes]]:
         """The owners side by side; in the place of one that does not answer, the others one by one."""
@@ -159,12 +160,13 @@ class EventStoreClient:
                     raise error or UnavailableError("no event store answers; ask again later")
                 hurried = min(deadline, self._now() + OWNER_TIMEOUT_S)
                 last = len(failed) + 1 >= len(view.members)
+                left_s = self._left_s(deadline if last else hurried)
                 request = pb.LookupRequest(ids=take_ids(ids, rows))
-                asked.append((rows, member, member.begin(request, deadline if last else hurried)))
+                asked.append((rows, member, member.call(member.stub.Lookup, request, left_s)))
             parts = []
             for rows, member, call in asked:
                 try:
-                    found = self._end(member, call)
+                    found = self._answer(member, call.result)
                 except PhotonError as failure:
                     member.left_out.failed(self._now())
                     failed.add(member.address)
@@ -172,8 +174,8 @@ class EventStoreClient:
                     error = failure
                 else:
                     member.left_out.worked()
-                    outcomes[rows] = np.frombuffer(found[0], np.uint8)
-                    lines[rows] = found[1]
+                    outcomes[rows] = np.frombuffer(found.outcomes, np.uint8)
+                    lines[rows] = split_lines(found.events)
             if parts and self._now() >= deadline:
                 assert error is not None
                 raise error
@@ -196,15 +198,12 @@ class EventStoreClient:
         if member is None:
             member = self._view.choose(None, set(), now) or next(iter(self._view.members.values()))
         call = member.call(member.stub.Members, pb.MembersRequest(), min(_REFRESH_S, self._timeout_s))
-        if call is None:
-            self._refreshing = False
-        else:
-            call.add_done_callback(self._take_members)
+        call.add_done_callback(self._take_members)
 
     def _take_members(self, call: Any) -> None:
         try:
             response = call.result()
-        except (grpc.RpcError, grpc.FutureCancelledError):
+        except (grpc.RpcError, grpc.FutureCancelledError, ValueError):
             response = None  # those that are known may still be there, and those that were known at first
         with self._lock:
             self._refreshing, self._is_behind = False, self._is_behind or response is None
@@ -249,35 +248,20 @@ class _Member:
         self.stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
         self.left_out = Pause(_LEFT_OUT)
 
-    def look_up(self, request: pb.LookupRequest, deadline: float) -> Any:
-        """The answer, waited for in the caller's own thread: gRPC's futures cost one more. ValueError if the
-        channel is closed."""
-        return self.stub.Lookup(request, timeout=self._left_s(deadline))
-
-    def begin(self, request: pb.LookupRequest, deadline: float) -> Callable[[], Any]:
-        """The same, of a call that is under way from now on."""
-        call = self.call(self.stub.Lookup, request, self._left_s(deadline))
-        result: Callable[[], Any] = _refuse if call is None else call.result
-        return result
-
     def put(self, ids: bytes, events: bytes, timeout_s: float) -> Any:
-        """The same; None also while it is left out."""
+        """As `call`; None while it is left out."""
         if not self.left_out.is_over(self._now()):
             return None
         return self.call(self.stub.Put, pb.PutRequest(ids=ids, events=events), timeout_s)
 
     def call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """A future, which has failed with a ValueError where the channel is closed."""
         try:
             return method.future(request, timeout=timeout_s)
-        except ValueError:
-            return None
-
-    def _left_s(self, deadline: float) -> float:
-        return max(0.001, deadline - self._now())
+        except ValueError as error:
+            failed = Future[Any]()
+            failed.set_exception(error)
+            return failed
 
     def close(self) -> None:
         self._channel.close()
-
-
-def _refuse() -> NoReturn:
-    raise ValueError("the channel is closed")
