@@ -49,6 +49,7 @@ from photon.logs.files import (
     unpack_file_state,
 )
 from photon.logs.formats import JsonLines
+from photon.logs.inventory import place_of
 from photon.logs.packed import is_packed, unpacked
 from photon.logs.writer import DeadLetter, LogPosition, RotatingLog, dead_letter_lines
 
@@ -298,8 +299,7 @@ def _found_here(state: FileState, found: Sequence[SeenFile]) -> FileState:
     for one in sorted(same, key=lambda one: one.path != state.path):
         with suppress(OSError):
             if digest(read_at(one.path, 0, state.head_bytes)) == state.head or not state.head_bytes:
-                place = {name: getattr(one, name) for name in ("path", "name", "device", "inode", "source")}
-                return replace(state, **place)
+                return replace(state, **place_of(one))
     return state
 
 

@@ -75,6 +75,12 @@ def tail_of(data: bytes) -> bytes:
     return data[-min(TAIL_BYTES_MAX, max(TAIL_BYTES, len(data) - line)) :]
 
 
+def tail_at(path: str, offset: int, identity: Identity) -> bytes:
+    """`tail_of` what stands before the offset. OSError as read_at."""
+    start = max(0, offset - TAIL_BYTES_MAX)
+    return tail_of(read_at(path, start, offset - start, identity))
+
+
 def telling(path: str, size: int, identity: Identity | None = None) -> str:
     """What a file's first `size` bytes are known by: a digest of their ends. OSError as read_at."""
     length = min(size, _TELLING_BYTES)

@@ -18,7 +18,6 @@ from photon.core.settings import Logs
 from photon.logs.files import (
     HEAD_BYTES,
     TAIL_BYTES,
-    TAIL_BYTES_MAX,
     Chunk,
     FileState,
     check_begins,
@@ -27,6 +26,7 @@ from photon.logs.files import (
     read_at,
     read_chunk,
     shown,
+    tail_at,
     tail_of,
     unended_line,
 )
@@ -429,12 +429,12 @@ class LogFollower:
         with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
             if len(file.last) < min(TAIL_BYTES, chunk.end) or chunk.oversized:
                 file.last = b""
-                file.last = _read_tail(file, chunk.end)
+                file.last = tail_at(file.path, chunk.end, file.identity)
             self._note_head(file, chunk.end, known + data if whole else None)
 
     def _note_place(self, file: Followed, offset: int) -> None:
         """The same, of what stands before the offset: OSError if it can't be read."""
-        file.last = _read_tail(file, offset)
+        file.last = tail_at(file.path, offset, file.identity)
         file.read = file.tail_at = offset
         self._inventory.none_idle = False
         self._note_head(file, offset, None)
@@ -445,12 +445,6 @@ class LogFollower:
         if file.state.head_bytes < length:
             head = read_at(file.path, 0, length, file.identity) if begun is None else begun[:length]
             self._inventory.set_head(file, length, digest(head))
-
-
-def _read_tail(file: Followed, offset: int) -> bytes:
-    """Followed.last at the offset. OSError."""
-    start = max(0, offset - TAIL_BYTES_MAX)
-    return tail_of(read_at(file.path, start, offset - start, file.identity))
 
 
 def _readable(path: str, offset: int) -> bool:

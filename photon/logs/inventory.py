@@ -24,7 +24,7 @@ from photon.logs.files import (
     names_by_inode,
     read_at,
     same_content,
-    tail_of,
+    tail_at,
 )
 from photon.logs.packed import SMALL_BYTES, Spool, TruncatedError, Unpacker, is_packed
 from photon.logs.shares import unrotated
@@ -143,8 +143,7 @@ def read_by_others(seen: SeenFile, offset: int, number: int) -> FileState:
         return state
     identity = seen.device, seen.inode
     head = read_at(seen.path, 0, min(HEAD_BYTES, offset), identity)
-    start = max(0, offset - TAIL_BYTES_MAX)
-    tail = tail_of(read_at(seen.path, start, offset - start, identity))
+    tail = tail_at(seen.path, offset, identity)
     state = dataclasses.replace(state, head_bytes=len(head), head=digest(head))
     return dataclasses.replace(state, tail_at=offset, tail=digest(tail), tail_bytes=len(tail))
 
