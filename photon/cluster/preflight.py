@@ -31,9 +31,6 @@ SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
 MARK: Final = "run"
 """In the joined logs of each output: whose they are."""
-_SPREAD: Final = "ids.time_spread_max_s"
-"""Of runs that an earlier version made it is not known."""
-
 
 _WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.path.realpath)
 """A link may lead from a pattern to the output, or from the output into a pattern."""
@@ -205,7 +202,7 @@ def check_same_run(
     now = {
         "registry.shards": settings.registry.shards,
         "registry.replicas": settings.registry.replicas,
-        _SPREAD: settings.ids.time_spread_max_s,
+        "ids.time_spread_max_s": settings.ids.time_spread_max_s,
         **identity_settings(settings),
     }
     if not path.exists():
@@ -236,7 +233,7 @@ def check_same_run(
 
 
 def _check_unchanged(work: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [name for name, value in now.items() if before.get(name, value) != value]
+    changed = [name for name, value in now.items() if before[name] != value]
     if changed:
         how = "; `photon reshard` changes the number" if changed[0] == "registry.shards" else ""
         raise SettingsError(
@@ -296,7 +293,7 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
 def _read(path: Path, names: Set[str]) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_bytes())
-        if not isinstance(facts, dict) or facts.keys() | {_SPREAD} != names:
+        if not isinstance(facts, dict) or facts.keys() != names:
             raise ValueError("not what this version writes")
     except (OSError, ValueError) as error:
         raise StorageError(
