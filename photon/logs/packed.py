@@ -23,7 +23,6 @@ from photon.logs.files import Identity, SeenFile
 
 PACKED_SUFFIXES: Final = (".gz", ".zst")
 _COPY: Final = ".log"
-_BROKEN: Final = ".broken"
 _PARTIAL: Final = ".partial"
 _STEP_BYTES: Final = 1 << 20
 _ZSTD_STEP_BYTES: Final = 2048  # a bomb makes at most 64 MiB of it
@@ -46,6 +45,7 @@ class Spool:
         self._directory = directory
         self._bytes_max = bytes_max
         self._refused: dict[str, int] = {}  # version -> room it would have taken at least
+        self._broken: dict[str, StorageError] = {}  # version -> why
         self._making: set[str] = set()
 
     @staticmethod
@@ -65,7 +65,7 @@ class Spool:
         return SeenFile(path, archive.name, *identity, status.st_size, status.st_ctime_ns, source)
 
     def unpack(self, archive: SeenFile) -> SeenFile:
-        """The unpacked copy, made now if there is none. An archive that failed is tried once a content.
+        """The unpacked copy, made now if there is none. One that is not whole is tried once a content.
 
         TruncatedError; StorageError for one that is damaged, can't be read or takes too much room;
         FileNotFoundError if it was deleted meanwhile.
@@ -73,13 +73,9 @@ class Spool:
         found = self.copy(archive)
         if found is not None:
             return found
-        broken = self._path(archive).with_suffix(_BROKEN)
-        with contextlib.suppress(FileNotFoundError):
-            reason = broken.read_text("utf-8", "surrogateescape")
-            if reason:  # else who was to write it was interrupted
-                kind = TruncatedError if reason.startswith("+") else StorageError
-                raise kind(reason.removeprefix("+"))
-        self._make(archive, broken)
+        if (broken := self._broken.get(self.version(archive))) is not None:
+            raise type(broken)(*broken.args)
+        self._make(archive)
         found = self.copy(archive)
         if found is None:
             raise StorageError(f"{archive.name}: its unpacked copy in {self._directory} was taken away")
@@ -99,8 +95,9 @@ class Spool:
                 continue
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
-        for version in self._refused.keys() - present:
+        for version in (self._refused.keys() | self._broken.keys()) - present:
             self._refused.pop(version, None)
+            self._broken.pop(version, None)
 
     def _path(self, archive: SeenFile) -> Path:
         return self._directory / f"{self.version(archive)}{_COPY}"
@@ -119,7 +116,7 @@ class Spool:
                 used += entry.stat().st_size
         return used
 
-    def _make(self, archive: SeenFile, broken: Path) -> None:
+    def _make(self, archive: SeenFile) -> None:
         target = self._path(archive)
         room = self._bytes_max - self._used()
         if room < self._refused.get(target.stem, 0):
@@ -134,9 +131,9 @@ class Spool:
         except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError) as error:
             kind = "gzip" if archive.name.endswith(".gz") else "zstd"
             reason = f"{archive.name}: not a whole {kind} file ({error}); replace it or leave it out"
-            truncated = isinstance(error, EOFError)
-            broken.write_text(f"+{reason}" if truncated else reason, "utf-8", "surrogateescape")
-            raise TruncatedError(reason) if truncated else StorageError(reason) from error
+            broken = TruncatedError(reason) if isinstance(error, EOFError) else StorageError(reason)
+            self._broken[target.stem] = broken
+            raise broken from error
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise

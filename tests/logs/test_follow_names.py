@@ -75,15 +75,3 @@ def test_of_a_file_that_is_known_by_its_name_nothing_is_told_when_it_is_read_and
     (logs / "plain").unlink()
     it.read(scans=3)
     assert it.notices == [f"{logs}/plain is gone; it was read to its end"]
-
-
-def test_what_an_earlier_program_could_not_note_of_a_broken_archive_is_found_out_anew(
-    logs, following, tmp_path
-):
-    append(odd(logs, b"cut\xe9.jsonl.gz"), CUT)
-    following(drain=True).read()
-    (noted,) = (tmp_path / "spool").glob("*.broken")
-    noted.write_bytes(b"")
-    it = following(drain=True)
-    it.read()
-    assert "not a whole gzip file" in it.follower.unreadable[rf"{logs}/cut\xe9.jsonl.gz"]
