@@ -66,29 +66,26 @@ class Listener:
         self._lock = threading.Lock()
         self._heard: dict[str, int] = {}
         self._listening: dict[str, threading.Thread] = {}
-        self._thread = threading.Thread(target=self._look, name="dispatcher-arrivals", daemon=True)
+        self._work = Background("dispatcher-arrivals", self._look)
 
     def start(self) -> None:
-        self._thread.start()
+        self._work.start()
 
     def stop(self) -> None:
         """After the gate was told to stop. Ends the calls under way."""
         self._eventstore.close()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._work.stop()
         for thread in self._listening.values():
             thread.join()
 
-    def _look(self) -> None:
-        while True:
-            self._eventstore.keep_up()
-            for address in self._eventstore.addresses:
-                if address not in self._listening or not self._listening[address].is_alive():
-                    thread = threading.Thread(target=self._listen, args=(address,), daemon=True)
-                    self._listening[address] = thread
-                    thread.start()
-            if self._gate.stopping.wait(_LOOKS_EVERY_S):
-                return
+    def _look(self) -> float:
+        self._eventstore.keep_up()
+        for address in self._eventstore.addresses:
+            if address not in self._listening or not self._listening[address].is_alive():
+                thread = threading.Thread(target=self._listen, args=(address,), daemon=True)
+                self._listening[address] = thread
+                thread.start()
+        return _LOOKS_EVERY_S
 
     def _listen(self, address: str) -> None:
         position, read_to_us, failures = 0, 0, 0

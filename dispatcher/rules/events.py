@@ -59,6 +59,10 @@ class Events:
     def name(self, row: int) -> str:
         return self.names[bisect.bisect_right(self.name_from, row) - 1]
 
+    def letter(self, row: int, fate: Fate, reason: str) -> DeadLetter:
+        place = self.name(row), int(self.offsets[row]), int(self.files[row])
+        return DeadLetter(fate, reason, self.lines[row], *place)
+
     @property
     def newest_us(self) -> int:
         """The latest time of an event, 0 at least."""

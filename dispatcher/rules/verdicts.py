@@ -199,9 +199,7 @@ def resolve(
     retries, next_due_us = _retries(events, verdicts, counts, backoffs, at_us, uniform, due_us)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)
-    for row, how in differing.items():
-        place = events.name(row), int(events.offsets[row]), int(events.files[row])
-        letters.append(DeadLetter(Fate.DUPLICATE, DIFFERING_REASONS[how], events.lines[row], *place))
+    letters += [events.letter(row, Fate.DUPLICATE, DIFFERING_REASONS[how]) for row, how in differing.items()]
     wasted, kinds = counts[Joined.DUPLICATE], dict(Counter(differing.values()))
     return Resolved(fates, wasted, latencies, letters, retries, next_due_us, differing=kinds)
 
@@ -213,9 +211,7 @@ def _letters(
     letters = []
     for row in np.flatnonzero(np.isin(verdicts, dead)).tolist() if dead else ():
         fate = FATE_OF_VERDICT[int(verdicts[row])]
-        reason = reasons.get(row) or LETTER_REASONS[fate]
-        place = events.name(row), int(events.offsets[row]), int(events.files[row])
-        letters.append(DeadLetter(fate, reason, events.lines[row], *place))
+        letters.append(events.letter(row, fate, reasons.get(row) or LETTER_REASONS[fate]))
     return letters
 
 
