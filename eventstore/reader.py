@@ -306,7 +306,7 @@ class Reader:
         group, counts = self._group, self.log_file_map.counts
         rows = group.rows()
         hashes, firsts = self.log_file_map.write(rows, group.states.values(), self._with_letters(counts))
-        if self._sharing and self._sharing.is_followed:
+        if self._sharing and self._sharing.feed.followed:
             self._sharing.tell(rows, self._read_in(group), group.malformed())
         self._group = _Group()
         for number, state in group.states.items():

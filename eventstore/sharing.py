@@ -57,7 +57,7 @@ class Sharing:
     def __init__(
         self, peers: Peers, follower: LogFollower, clock: Clock, newest: Callable[[int, int], None]
     ) -> None:
-        self._peers = peers
+        self._peers, self.feed = peers, peers.feed
         self._follower = follower
         self._clock = clock
         self._newest = newest
@@ -84,11 +84,6 @@ class Sharing:
         self._numbers = {}
         for state in known.values():
             self._numbers.setdefault(key_of(state), []).append(state)
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether there is anybody to `tell`."""
-        return self._peers.feed.followed
 
     def forget(self, number: int) -> None:
         self._told.pop(number, None)
@@ -138,7 +133,7 @@ class Sharing:
                 stretch.lengths = part.lengths.astype("<u4").tobytes()
             stretches.append(stretch)
         if stretches:
-            self._peers.feed.tell(stretches)
+            self.feed.tell(stretches)
 
     def _state_of(
         self, stretch: pb.Stretch, taken: Mapping[int, FileState], positions: Mapping[int, FileState]
