@@ -69,10 +69,8 @@ class Slots:
 
 
 class StorageGate:
-    """Shut by a failed write of a log, open again when a write to that log works. For many threads at once.
-
-    While it is shut, one request passes every PROBE_INTERVAL_S, to try; but few come, for health checks say
-    NOT_SERVING then, so whoever answers those calls `probe`.
+    """Shut by a failed write of a log, open again when a write to that log works, or a `probe`, which is for
+    who answers health checks: these say NOT_SERVING while it is shut. For many threads at once.
     """
 
     def __init__(self, clock: Clock, on_fatal: Callable[[BaseException], None]) -> None:
@@ -91,14 +89,16 @@ class StorageGate:
 
     def check(self) -> None:
         """StorageError while it is shut."""
-        error = self.error
-        if error is not None and not self._is_probe_due():
+        if (error := self.error) is not None:
             raise type(error)(str(error))
 
     def probe(self, directories: Sequence[Path]) -> None:
         """Where it is shut, every PROBE_INTERVAL_S: open it if all these take a write."""
-        if not self._failures or self._broken or not self._is_probe_due():
-            return
+        with self._lock:
+            now_s = self._clock.monotonic()
+            if not self._failures or self._broken or now_s < self._next_probe:
+                return
+            self._next_probe = now_s + PROBE_INTERVAL_S
         try:
             for directory in directories:
                 try_writing(directory)
@@ -120,14 +120,6 @@ class StorageGate:
         if log in self._failures:
             with self._lock:
                 self._failures.pop(log, None)
-
-    def _is_probe_due(self) -> bool:
-        """Whether this caller may try; nobody else may for a while."""
-        with self._lock:
-            if self._clock.monotonic() < self._next_probe:
-                return False
-            self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
-            return True
 
 
 def try_writing(directory: Path) -> None:

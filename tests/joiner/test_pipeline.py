@@ -242,7 +242,7 @@ def test_a_full_disk_under_the_joined_log_loses_and_doubles_nothing(make, regist
     assert output_lines(tmp_path) == lines_of("abcd")
 
 
-def test_a_full_disk_under_the_intents_registers_nothing_until_a_request_gets_through(
+def test_a_full_disk_under_the_intents_registers_nothing_until_a_probe_gets_through(
     make, registry, clock, monkeypatch, tmp_path
 ):
     worker = make()
@@ -251,10 +251,11 @@ def test_a_full_disk_under_the_intents_registers_nothing_until_a_request_gets_th
         with pytest.raises(DiskFullError, match="no space left"):
             worker.join(batch_of(["a"]))
     assert registry.commits == 0
+    clock.advance(PROBE_INTERVAL_S)
     full.full = False
     with pytest.raises(DiskFullError):
         worker.join(batch_of(["a"]))
-    clock.advance(PROBE_INTERVAL_S)
+    assert worker.can_work()
     assert fates(worker.join(batch_of(["a"]))) == ["JOINED"]
     assert fates(worker.join(batch_of(["b"]))) == ["JOINED"]
     assert worker.status()["storage_error"] is None
