@@ -239,11 +239,6 @@ class LogFileMap:
                 self._merger.start()
         self._merger.wake()
 
-    def settle(self, timeout_s: float) -> bool:
-        """Wait until there is nothing left to merge (tests, benchmarks)."""
-        with self._changing:
-            return self._changing.wait_for(lambda: not self._due, timeout_s)
-
     def close(self) -> None:
         """What was not flushed is read again. Lookups raise StorageError after that; a merge is given up."""
         self._merger.stop()

@@ -5,7 +5,7 @@ logs to read. A call from each to each other one (`Follow`) is open all the time
 read meanwhile, or after a second with nothing, so it also tells who is there. One that gives no answer is
 gone at once where its process is, after SILENT_S_MAX where it stands still or can't be reached; whoever
 notices reads its logs, too. Where two disagree on who is there, a log is read twice for a while, which costs
-time and nothing else (eventstore/sharing.py).
+time and nothing else (eventstore/reader.py).
 
 One that lacks much of what the others have read, as it is new or was away, does not serve yet: it reads what
 it lacks by itself, and neither clients nor logs are given to it until it has all.

@@ -176,3 +176,9 @@ def killed_at(step, work):
         work(counted)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def settled(held: LogFileMap, timeout_s: float) -> bool:
+    """Wait until there is nothing left to merge."""
+    with held._changing:
+        return held._changing.wait_for(lambda: not held._due, timeout_s)

@@ -31,7 +31,7 @@ from photon.core.columns import hash_ids
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.settings import EventStore
 from photon.logs.files import FileState
-from tests.eventstore.kit import PACKER, killed_at, pack
+from tests.eventstore.kit import PACKER, killed_at, pack, settled
 from tests.in_memory import memory_directory
 from tests.waiting import wait_until
 
@@ -120,7 +120,7 @@ def test_it_holds_what_a_plain_list_would(steps):
             assert repeats == expected
             if then == "settle":
                 held.flush()
-                assert held.settle(10)
+                assert settled(held, 10)
             elif then == "reopen":
                 held.flush()
                 held.close()
@@ -204,7 +204,7 @@ def test_a_large_segment_gets_the_level_that_merges_would_have_given_it():
 def test_segments_are_merged_and_their_files_removed(held):
     for k in range(40):
         assert add(held, ids_of(range(12 * k, 12 * k + 12)), 1, 12 * k) == []
-        assert held.settle(10)
+        assert settled(held, 10)
     levels = [one.level for one in held.segments]
     assert levels == sorted(levels, reverse=True)
     assert len(levels) < 2 * FAN
@@ -219,7 +219,7 @@ def test_entries_of_deleted_logs_are_swept_out_of_the_segments_and_those_of_othe
         add(held, ids_of(range(12 * k, 12 * k + 12)), k % 2, 12 * k)
     held.flush()
     add(held, b"", 3, gone={0})
-    assert held.settle(10)
+    assert settled(held, 10)
     assert (held.entries(), held.swept) == (36, 36)
     assert set(found_in(held, ids_of(range(72)))) == {n for n in range(72) if n // 12 % 2}
 
@@ -439,7 +439,7 @@ def test_a_merge_that_is_under_way_takes_no_room_that_others_fill_meanwhile(tmp_
         for k in range(40):
             add(held, ids_of(range(3000 * k, 3000 * k + 3000)), 1, 3000 * k)
     go_on.set()
-    assert held.settle(30)
+    assert settled(held, 30)
     assert len(held.segments) < 8 < len(sizes)
     assert max(sizes) <= 1 << 20
     held.close()
@@ -493,7 +493,7 @@ def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(held, monk
     wait_until(lambda: held.trouble == told)
     assert len(found_in(held, ids_of(range(120)))) == 120
     full.clear()
-    assert held.settle(10)
+    assert settled(held, 10)
     wait_until(lambda: held.trouble is None)
     assert len(held.segments) < FAN + 2
     assert len(found_in(held, ids_of(range(120)))) == 120

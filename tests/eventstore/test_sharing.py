@@ -171,7 +171,7 @@ def test_what_was_missed_while_it_was_away_is_read_again_by_itself(root, stores)
 
 
 def test_a_log_of_which_nobody_tells_is_read_by_who_waits_for_it(root, stores, monkeypatch):
-    monkeypatch.setattr("eventstore.sharing.STANDS_S", 0.3)
+    monkeypatch.setattr("eventstore.reader.STANDS_S", 0.3)
     two = stores(2)
     see_each_other(two)
     owner = Membership(Ring([one.listen for one in two], 64)).reader(str(root / "logs" / "a.jsonl"))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from eventstore.peers import Membership
+from eventstore.reader import STANDS_S
 from eventstore.rules.ring import Ring
-from eventstore.sharing import STANDS_S
 from photon.core.clock import ManualClock
 from photon.core.fates import Found
 from photon.logs.files import digest

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from eventstore.lookup import GAP_BYTES_MAX, SPAN_BYTES_MAX, spans_of
 from eventstore.rules.entries import PLACE
 from photon.core.fates import Found
-from tests.eventstore.kit import Parts, append, line, pack
+from tests.eventstore.kit import Parts, append, line, pack, settled
 from tests.waiting import wait_until
 
 
@@ -24,7 +24,7 @@ def fill(root, name, count, server):
 def sweep(parts):
     """All that is in memory to segments, and these without what is dead in them."""
     parts.map.flush()
-    assert parts.map.settle(10)
+    assert settled(parts.map, 10)
 
 
 def test_entries_of_deleted_logs_are_swept_out_and_those_of_others_stay(root):
