@@ -184,7 +184,7 @@ class LedgerFile:
     @contextlib.contextmanager
     def write(self) -> Iterator[Rows]:
         """Commits at the end, or nothing if that raises. One writer at a time."""
-        with self._write_mutex, self._file.errors(), self._begin_write() as txn:
+        with self._write_mutex, self._file.errors(), self._environment.begin(write=True) as txn:
             yield Rows(txn, self._databases, self._file)
 
     def sync(self) -> None:
@@ -201,9 +201,6 @@ class LedgerFile:
     def close(self) -> None:
         with self._write_mutex, self._mutex:
             self._environment.close()
-
-    def _begin_write(self) -> Any:
-        return self._environment.begin(write=True)
 
     def _open(self) -> None:
         self._environment = self._file.open(self.bytes_max, readonly=self._readonly)

@@ -150,7 +150,8 @@ class SegmentFile:
 
     def rows(self, low: int, high: int) -> Rows:
         """As of rules.segments.Source."""
-        start, end = self._cells[self._cell(low)], self._cells[self._cell(high - 1) + 1]
+        shift = int(self._shift)
+        start, end = self._cells[low >> shift], self._cells[(high - 1 >> shift) + 1]
         if start >= end:
             return _as_rows(np.empty(0, ROW))
         block = int(start) // BLOCK_ROWS
@@ -158,9 +159,6 @@ class SegmentFile:
         known = found["hash"]
         first = int(known.searchsorted(np.uint64(low), "left"))
         return _as_rows(found[first : int(known.searchsorted(np.uint64(high - 1), "right"))])
-
-    def _cell(self, hash_: int) -> int:
-        return hash_ >> int(self._shift)
 
     def verify(self) -> None:
         """All of it. CorruptStateError."""

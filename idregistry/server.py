@@ -121,6 +121,7 @@ class RegistryServer:
         self._service = IdRegistryService(
             self._state, log, self._coordinator, self._hosting, clock, settings.request_timeout_s
         )
+        self.status = self._service.status
         name = pb.DESCRIPTOR.services_by_name["IdRegistry"].full_name
         self._rpc.add(add_IdRegistryServicer_to_server, self._service, name)
 
@@ -151,10 +152,6 @@ class RegistryServer:
     def address(self) -> str:
         """The gRPC address it serves."""
         return self._rpc.listen
-
-    def status(self) -> dict[str, object]:
-        """As the Status RPC."""
-        return self._service.status()
 
     def _make_shard(self, group: int) -> Shard:
         clocks = self._reached_us, self._furthest_us

@@ -242,20 +242,16 @@ class Manifest:
         """List a file, durably. DiskFullError, StorageError: it is not listed, or will be listed twice."""
         line = msgspec.json.encode(entry) + b"\n"
         with storage_errors(self.path):
-            self._cut()
+            os.ftruncate(self._fd, self._size)  # what a write that failed has left
             try:
                 write_all(self._fd, line)
             except OSError:
                 with contextlib.suppress(OSError):  # the next entry begins with it
-                    self._cut()
+                    os.ftruncate(self._fd, self._size)
                 raise
             self._size += len(line)
             os.fdatasync(self._fd)
         self.listed[entry.file] = entry
-
-    def _cut(self) -> None:
-        """Take off what a write that failed has left."""
-        os.ftruncate(self._fd, self._size)
 
     def close(self) -> None:
         if self._fd >= 0:

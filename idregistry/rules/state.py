@@ -515,7 +515,8 @@ class ShardState:
             return b""
         facts = self._facts
         boundary_us = facts.boundary_us
-        present = facts.table.present(Encoded(ids), facts.live_at(boundary_us))
+        live = facts.live_at(boundary_us)
+        present = facts.table.held(Encoded(ids), live)["bucket"] >= live
         if boundary_us == NO_BOUNDARY:
             return present.tobytes()
         return np.where(facts.expired(times), np.uint8(Registered.EXPIRED), present).tobytes()

@@ -1,7 +1,8 @@
 """Ids and their stamps, wherever they are: what is physical about a shard's state, none of its rules. Pure.
 
-One thread changes it. `present` and `cut` may be called from any thread: they take the layout once, and what
-they took stays whole. Dicts are looked at before segments, as ids only move from the former to the latter.
+One thread changes it. `held` and `cut` may be called from any thread: what they
+took of the layout stays whole. Dicts are looked at before segments, as ids only move from the former to the
+latter.
 
 Which ids make a segment is decided by commands. `Writing` brings one into its file, piece by piece in another
 thread.
@@ -170,9 +171,8 @@ def to_merge(segments: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
 
 
 class IdTable:
-    """Key -> stamp, in dicts while ids are new, in segments later. `present`, `held` and `cut` are for any
-    thread, the rest for the one that changes it.
-    """
+    """Key -> stamp, in dicts while ids are new, in segments later. `held` and `cut` are for any thread, the
+    rest for the one that changes it."""
 
     def __init__(self, layout: Layout | None = None, next_number: int = 1) -> None:
         self._layout = layout or Layout(_new_subs(), ())
@@ -185,15 +185,6 @@ class IdTable:
     def segments(self) -> tuple[Segment, ...]:
         """In the order of their numbers. Any thread."""
         return self._layout.segments
-
-    def present(self, batch: Encoded, live: int) -> Mask:
-        """Which ids have a stamp that is alive."""
-        layout = self._layout
-        present: Mask = stamps_of(layout.subs, batch)["bucket"] >= live
-        for segment in layout.segments:
-            places, stamps = segment.find(batch)
-            present[places] |= stamps["bucket"] >= live
-        return present
 
     def cut(self, live: int) -> Cut:
         """Of what is alive now. Changes in place that come while it is drawn may show in it."""

@@ -91,16 +91,10 @@ class LogFollower:
         self._failed: set[Followed] = set()
         self._unlisted: dict[str, str] = {}
         self._polling = Polling()
-        self._caught_up = False
+        self.caught_up = False
+        """Every whole record is read: of all files (drain), or of those that were last seen to grow. Files in
+        `unreadable` don't count: the owner says what they mean to it."""
         self._has_scanned = False
-
-    @property
-    def caught_up(self) -> bool:
-        """Every whole record is read: of all files (drain), or of those that were last seen to grow.
-
-        Files in `unreadable` don't count: the owner says what they mean to it.
-        """
-        return self._caught_up
 
     @property
     def unreadable(self) -> dict[str, str]:
@@ -128,7 +122,7 @@ class LogFollower:
 
     def unread_bytes(self) -> int:
         """Of all files, unless all is read: a stat each, but no more often than scans look. Any thread."""
-        if self._caught_up:
+        if self.caught_up:
             return 0
         now, files = self._clock.monotonic(), list(self._inventory.current.values())
         if now >= self._next_sizes or len(files) != len(self._sizes):
@@ -237,10 +231,10 @@ class LogFollower:
                 return file.state, chunk
         if self._left:
             return None
-        if self.drain and not self._caught_up and not self._inventory.incomplete:
+        if self.drain and not self.caught_up and not self._inventory.incomplete:
             self._scan_now()  # only a whole scan can say that nothing is left
         elif self._next_scan != _NOW and not self._inventory.incomplete:
-            self._caught_up = True
+            self.caught_up = True
         return None
 
     def growing(self) -> list[FileState]:
@@ -334,7 +328,7 @@ class LogFollower:
                 self._look(file, file.seen.size)
         self._failed = {file for file in self._failed if file.here}
         if not self._growing:
-            self._caught_up = not self._inventory.incomplete
+            self.caught_up = not self._inventory.incomplete
         self._has_scanned = True
         return changed
 
@@ -347,7 +341,7 @@ class LogFollower:
 
     def _take_news(self) -> None:
         for path in self._finder.grown(self._inventory.by_path):
-            self._caught_up = False
+            self.caught_up = False
             self._wait(self._inventory.by_path[path])
 
     def _look(self, file: Followed, size: int) -> None:
@@ -357,7 +351,7 @@ class LogFollower:
             return
         if file.stalled_at == size and not (file.failed and _readable(file.path, file.read)):
             return
-        self._caught_up = False
+        self.caught_up = False
         self._heat(file)
         self._wait(file)
 
@@ -375,7 +369,7 @@ class LogFollower:
 
     def _scan_now(self) -> None:
         self._next_scan = _NOW
-        self._caught_up = False
+        self.caught_up = False
 
     def _read_on(self, file: Followed, most: int) -> Chunk | None:
         state, settings = file.state, self._settings
