@@ -129,7 +129,10 @@ class Shares:
         self._heard = asked
         if self._inbox is None:
             try:
-                self._begin_inbox(len(group.shares))
+                # What is put into this process's inbox is of none of the shares.
+                name = f"{place.name}-inbox"
+                self._inbox = Worker(self._site, len(group.shares), INBOX_ONLY, name)
+                self._inbox.start()
             except PhotonError as error:  # as one of a share: it takes up none
                 self._fail(error)
                 return float("inf")
@@ -185,11 +188,6 @@ class Shares:
         for failure in failures:
             if failure is not None:
                 self._fail(failure)
-
-    def _begin_inbox(self, number: int) -> None:
-        """What is put into this process's inbox is of none of the shares."""
-        self._inbox = Worker(self._site, number, INBOX_ONLY, f"{self._place.name}-inbox")
-        self._inbox.start()
 
 
 @dataclass(frozen=True, slots=True)

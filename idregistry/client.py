@@ -139,27 +139,24 @@ class RegistryClient:
         outcomes, lost = self._rounds.run(commit, ids, times)
         if len(lost):  # before anybody is told, or a copy that comes now would lose to nobody
             back = take_ids(ids, lost), take_times(times, lost)
-            self._release(*back, [token], [len(lost)], given_back=True)
+            self.release(*back, [token], [len(lost)], given_back=True)
         return outcomes
 
     def release(
-        self, ids: bytes, times: bytes, tokens_packed: Sequence[bytes], counts: Sequence[int]
-    ) -> bytes:
-        """Compare-and-delete: take an id out if the token given holds it and its incarnation is fenced.
-
-        `tokens_packed[i]` is for the next `counts[i]` ids. -> core.fates.Released column. Errors as `commit`.
-        """
-        _check(columns_mistake(ids, times), segments_mistake(ids, tokens_packed, counts))
-        return self._release(ids, times, tokens_packed, counts, given_back=False)
-
-    def _release(
         self,
         ids: bytes,
         times: bytes,
         tokens_packed: Sequence[bytes],
         counts: Sequence[int],
-        given_back: bool,
+        given_back: bool = False,
     ) -> bytes:
+        """Compare-and-delete: take an id out if the token given holds it, and its incarnation is fenced or
+        its holder itself gives it back.
+
+        `tokens_packed[i]` is for the next `counts[i]` ids. -> core.fates.Released column. Errors as `commit`.
+        """
+        _check(columns_mistake(ids, times), segments_mistake(ids, tokens_packed, counts))
+
         def request(part: Part) -> Any:
             tokens, sizes = segments_of(part, tokens_packed, counts)
             return pb.ReleaseRequest(

@@ -83,14 +83,9 @@ def key_of(datacenter: str) -> np.uint64:
     return np.uint64(int.from_bytes(hashlib.blake2b(datacenter.encode(), digest_size=8).digest(), "little"))
 
 
-def homes_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> Column:
-    """16 x N bytes, the keys (D,) of datacenters -> the place in `keys` of each event's home."""
-    homes: Column = _scores(ids, keys).argmax(axis=1)
-    return homes
-
-
 def ranks_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """(N, D): of each event the places in `keys`, the home first, and who is it after the others' turns."""
+    """16 x N bytes, the keys (D,) of datacenters -> (N, D): of each event the places in `keys`, the home
+    first, and who is it after the others' turns."""
     ranks: npt.NDArray[np.intp] = np.argsort(_scores(ids, keys), axis=1)[:, ::-1]
     return ranks
 
@@ -143,7 +138,8 @@ class Homes:
 
     def of(self, ids: bytes) -> Column:
         """16 x N bytes -> each event's home: 0 is this datacenter, the others have other numbers."""
-        return self._live[homes_of(ids, self._keys[self._live])]
+        homes: Column = self._live[_scores(ids, self._keys[self._live]).argmax(axis=1)]
+        return homes
 
     def now(self, ids: bytes, ages_s: npt.NDArray[np.float64]) -> Column:
         """As `of`, for events of these ages (N,): whose turn it is, where copies are far apart; nobody's, -1,

@@ -222,11 +222,6 @@ _NOTHING: Final[Sub] = {}
 _NO_ROWS: Final = Rows(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, STAMP_DTYPE))
 
 
-def edges_of_sub(number: int) -> tuple[int, int]:
-    """The hashes of a sub-dict's ids: from, and up to but without."""
-    return number << _SUB_SHIFT, number + 1 << _SUB_SHIFT
-
-
 class Cut:
     """The ids of a layout that are alive at the moment it is made. The thread that changes the state notes
     what it is about to change; the thread that draws draws.
@@ -255,7 +250,7 @@ class Cut:
         """The ids of one sub-dict. Each is drawn once, in order: what is drawn is let go."""
         assert number == self._drawn, "sub-dicts are drawn in their order"
         parts = [self._draw_sub(number)] if self._lengths[number] else []
-        edges = edges_of_sub(number)
+        edges = number << _SUB_SHIFT, number + 1 << _SUB_SHIFT  # of its hashes: from, and up to but without
         parts += [rows for one, gone in self._segments if len(rows := one.rows(*edges, gone))]
         self._drawn = number + 1
         self._subs[number], self._stamps[number] = _NOTHING, {}
