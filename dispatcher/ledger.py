@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -272,41 +272,6 @@ class Ledger:
         with self.file.read() as rows:
             return rows.files()
 
-    def retries_from(
-        self, key: bytes, wanted: Callable[[Any], bool | None], bytes_max: int
-    ) -> list[tuple[bytes, bytes]]:
-        """Entries from `key` on: those `wanted`, up to the first for which it is None, or to `bytes_max`.
-
-        `wanted` is given the cursor. The entry that reaches `bytes_max` is among them.
-        """
-        found: list[tuple[bytes, bytes]] = []
-        size = 0
-        with self.file.read() as rows, rows.retries() as cursor:
-            more = cursor.set_range(key) if key else cursor.first()
-            while more and size < bytes_max:
-                answer = wanted(cursor)
-                if answer is None:
-                    break
-                if answer:
-                    found.append(cursor.item())
-                    size += len(found[-1][1])
-                more = cursor.next()
-        return found
-
-    def retries_at(self, keys: Iterable[bytes], bytes_max: int) -> list[tuple[bytes, bytes]]:
-        """The entries of those that are there, up to the one that reaches `bytes_max`."""
-        found: list[tuple[bytes, bytes]] = []
-        size = 0
-        with self.file.read() as rows:
-            for key in keys:
-                value = rows.retry(key)
-                if value is not None:
-                    found.append((key, value))
-                    size += len(value)
-                    if size >= bytes_max:
-                        break
-        return found
-
     def find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
         """16 x N ids -> of each that waits, what its entry says; None of others.
 
@@ -479,24 +444,21 @@ class RetryQueue:
             return None
         with self._mutex:
             next_due_us: int | None = None
-            left = count_max
-
-            def wanted(cursor: Any) -> bool | None:
-                nonlocal left, next_due_us
-                key: bytes = cursor.key()
-                if key in self._in_flight:
+            found, size = list[tuple[bytes, bytes]](), 0
+            with self._ledger.file.read() as rows, rows.retries() as cursor:
+                more = cursor.set_range(self._position) if self._position else cursor.first()
+                while more and size < self._bytes_max:
+                    key: bytes = cursor.key()
+                    if key not in self._in_flight:
+                        due_us = due_us_of(key)
+                        due = early or not GATHER_US < due_us - now_us <= self._wait_us_max
+                        if not due or len(found) == count_max:
+                            next_due_us = due_us
+                            break
+                        found.append(cursor.item())
+                        size += len(found[-1][1])
                     self._position = key
-                    return False
-                due_us = due_us_of(key)
-                due = early or not GATHER_US < due_us - now_us <= self._wait_us_max
-                if not due or not left:
-                    next_due_us = due_us
-                    return None
-                left -= 1
-                self._position = key
-                return True
-
-            found = self._ledger.retries_from(self._position, wanted, self._bytes_max)
+                    more = cursor.next()
             if found and next_due_us is None:
                 next_due_us = 0  # stopped by the bytes, or at the end: the next call finds out
             self.next_due_us = next_due_us
@@ -508,9 +470,16 @@ class RetryQueue:
     def take_woken(self, count_max: int) -> RetryBatch | None:
         """Likewise, of those whose primary events have arrived, due or not."""
         with self._mutex:
-            found: list[tuple[bytes, bytes]] = []
+            found, size = list[tuple[bytes, bytes]](), 0
             while self._woken and not found:
-                found = self._ledger.retries_at(self._next_woken(count_max), self._bytes_max)
+                with self._ledger.file.read() as rows:
+                    for key in list(itertools.islice(self._woken, count_max)):
+                        del self._woken[key]
+                        if key not in self._in_flight and (value := rows.retry(key)) is not None:
+                            found.append((key, value))
+                            size += len(value)
+                            if size >= self._bytes_max:
+                                break
             if not found:
                 return None
             self._fly(found)
@@ -525,12 +494,6 @@ class RetryQueue:
 
     def _wake(self, keys: Sequence[bytes]) -> None:
         self._woken.update(dict.fromkeys(keys[: AWAITED_MAX - len(self._woken)]))
-
-    def _next_woken(self, count_max: int) -> Iterator[bytes]:
-        for key in list(itertools.islice(self._woken, count_max)):
-            del self._woken[key]
-            if key not in self._in_flight:
-                yield key
 
     def _fly(self, found: Sequence[tuple[bytes, bytes]]) -> None:
         self._in_flight.update((key, unpack_primary_id(value)) for key, value in found)
