@@ -16,7 +16,7 @@ from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_p
 from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
 from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.run import STALL_S, Ground, RunLoop, Watch, holding, running
-from photon.cluster.statuses import Sample
+from photon.cluster.statuses import Sample, Status
 from photon.cluster.topology import Topology
 from photon.connect.importer import SIDES
 from photon.core.errors import UsageError
@@ -26,7 +26,7 @@ from photon.dev.doings import Doings
 from photon.dev.feeder import COPY_DELAY_S_MAX, EARLY, REPEATED, Feed, Feeder
 from photon.dev.links import Links
 from photon.dev.plan import REPLICAS, fed_datacenters, logs_of, make_logs, plan_dev
-from photon.dev.view import Look, PipelineFigures, View, Window, figures_of
+from photon.dev.view import Look, View, Window, look_at
 
 SAMPLE_S: Final = 0.5
 SETTLED_S: Final = 3.0
@@ -50,30 +50,31 @@ class Finishing:
         self._began_s = self._moved_s = now_s
         self._seen: dict[str, tuple[int | None, int | None]] = {}
 
-    def is_over(self, alive: Sequence[PipelineFigures], now_s: float) -> bool:
-        """`alive`: the datacenters that are not kept down, as they were just seen."""
-        done = all(self._is_done(row) for row in alive)
-        now = {row.datacenter: (row.foreign_events, row.pending) for row in alive}
-        if now != self._seen or any(row.silent for row in alive):  # who is starting will read
+    def is_over(self, alive: Mapping[str, Status], now_s: float) -> bool:
+        """`alive`: the datacenters that are not kept down, as they were just seen (dev.view.look_at)."""
+        done = all(self._is_done(name, row) for name, row in alive.items())
+        now = {name: (row["foreign_events"], row["pending"]) for name, row in alive.items()}
+        if now != self._seen or any(row["silent"] for row in alive.values()):  # who is starting will read
             self._seen, self._moved_s = now, now_s
         settled = now_s - self._moved_s >= self._patience_s
         return done or settled or now_s - self._began_s >= FINISH_S_MAX
 
-    def _is_done(self, row: PipelineFigures) -> bool:
+    def _is_done(self, name: str, row: Status) -> bool:
         """Nothing waits or is in hand and all that was written is read; where that is unknown, nothing was
         read lately."""
-        if row.pending != 0 or row.in_flight != 0:
+        if row["pending"] != 0 or row["in_flight"] != 0:
             return False
-        if row.datacenter in self._written:
-            return row.foreign_events == self._written[row.datacenter]
-        return self._seen.get(row.datacenter) == (row.foreign_events, row.pending)
+        if name in self._written:
+            return bool(row["foreign_events"] == self._written[name])
+        return self._seen.get(name) == (row["foreign_events"], row["pending"])
 
 
-def events_seen(row: PipelineFigures) -> int | None:
+def events_seen(row: Status) -> int | None:
     """Recorded or in hand, as a datacenter was just seen; at least: a retry is pending and in hand."""
-    if row.foreign_events is None or row.pending is None or row.in_flight is None:
+    if row["foreign_events"] is None:
         return None
-    return row.foreign_events + max(0, row.in_flight - row.pending)
+    events: int = row["foreign_events"] + max(0, row["in_flight"] - row["pending"])
+    return events
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,8 @@ class _Run:
             self.course.restarts = self._cluster.supervisor.restarts()
 
     def _await_up(self, loop: RunLoop) -> None:
-        def is_up(sample: Sample | None) -> bool:
-            return bool(self._told_to_stop) or (sample is not None and not sample.silent())
+        def is_up(look: Look | None) -> bool:
+            return bool(self._told_to_stop) or (look is not None and not look["silent"])
 
         self._until(loop, "starting", is_up, STALL_S)
         self._began = time.monotonic()
@@ -225,11 +226,10 @@ class _Run:
         written = {name: count_lines(logs_of(self._job.work, name) / "clicks") for name in fed}
         finishing = Finishing(written, time.monotonic())
 
-        def is_over(sample: Sample | None) -> bool:
-            if sample is not None:
-                rows = figures_of(self._topology, self._window).pipelines
-                alive = [row for row in rows if row.datacenter not in self.course.killed]
-                self.course.seen = {row.datacenter: events_seen(row) for row in alive}
+        def is_over(look: Look | None) -> bool:
+            if look is not None:
+                alive = {n: row for n, row in look["datacenters"].items() if n not in self.course.killed}
+                self.course.seen = {name: events_seen(row) for name, row in alive.items()}
                 if finishing.is_over(alive, time.monotonic()):
                     return True
             # After the end of --for; a run that was told to stop before is let finish.
@@ -239,21 +239,18 @@ class _Run:
         self._until(loop, "finishing", is_over)
 
     def _until(
-        self,
-        loop: RunLoop,
-        phase: str,
-        over: Callable[[Sample | None], bool],
-        patience_s: float = float("inf"),
+        self, loop: RunLoop, phase: str, over: Callable[[Look | None], bool], patience_s: float = float("inf")
     ) -> None:
-        """One phase, each new look at which is shown."""
+        """One phase, each new look at which is shown, and given to `over`."""
 
         def turn(sample: Sample | None) -> bool:
-            if sample is not None:
-                self._window.add(sample)
-                figures = figures_of(self._topology, self._window)
-                restarts = self._cluster.supervisor.restarts()
-                self._view.show(Look(self._seconds, phase, figures, self.course.killed, restarts))
-            return over(sample)
+            if sample is None:
+                return over(None)
+            self._window.add(sample)
+            restarts = self._cluster.supervisor.restarts()
+            look = look_at(self._topology, self._window, self._seconds, phase, self.course.killed, restarts)
+            self._view.show(look)
+            return over(look)
 
         loop.until(turn, patience_s=patience_s)
 

@@ -5,7 +5,7 @@ import pytest
 from photon.cluster.statuses import Sample
 from photon.cluster.topology import Pipeline, Replica, Topology
 from photon.core.settings import Settings
-from photon.dev.view import WINDOW_S, Look, Window, document_of, figures_of, lines_of
+from photon.dev.view import WINDOW_S, Window, lines_of, look_at
 
 EDGES = [1_000, 10_000, 100_000]
 
@@ -54,6 +54,14 @@ def window_of(*samples):
     return window
 
 
+def look_of(topology, window, killed=()):
+    return look_at(topology, window, 12.3, "running", killed, restarts=2)
+
+
+def row_of(topology, window, name="east"):
+    return look_of(topology, window)["datacenters"][name]
+
+
 def test_rates_are_of_what_was_added_within_the_window(topology):
     window = window_of(
         (
@@ -62,10 +70,10 @@ def test_rates_are_of_what_was_added_within_the_window(topology):
         ),
         (2.0, {"dispatcher-east": dispatcher("east", 1_300, 7, 600), "eventstore-east": eventstore(40, 100)}),
     )
-    east, west = figures_of(topology, window).pipelines
-    assert (east.joined, east.joined_per_s, east.pending) == (1_300, 150.0, 7)
-    assert (east.wasted_joins, east.wasted_ratio, east.cache_hit_ratio) == (600, 0.25, 0.75)
-    assert (west.joined, west.joined_per_s, west.silent) == (
+    east, west = (row_of(topology, window, name) for name in ("east", "west"))
+    assert (east["joined"], east["joined_per_s"], east["pending"]) == (1_300, 150.0, 7)
+    assert (east["wasted_joins"], east["wasted_ratio"], east["cache_hit_ratio"]) == (600, 0.25, 0.75)
+    assert (west["joined"], west["joined_per_s"], west["silent"]) == (
         None, 0.0, ["eventstore-west", "joiner-west", "dispatcher-west"],
     )  # fmt: skip
 
@@ -76,7 +84,7 @@ def test_the_latency_is_of_the_last_seconds_and_not_of_all_time(topology):
         (0.0, {"dispatcher-east": dispatcher("east", 1_000, latencies=slow)}),
         (1.0, {"dispatcher-east": dispatcher("east", 1_100, latencies=then_fast)}),
     )
-    assert figures_of(topology, window).pipelines[0].latency_ms == {"p50": 1.0, "p90": 1.0, "p99": 1.0}
+    assert row_of(topology, window)["latency_ms"] == {"p50": 1.0, "p90": 1.0, "p99": 1.0}
 
 
 def test_a_first_latency_is_counted_though_there_was_no_histogram_before(topology):
@@ -84,14 +92,14 @@ def test_a_first_latency_is_counted_though_there_was_no_histogram_before(topolog
         (0.0, {"dispatcher-east": dispatcher("east", 0)}),
         (1.0, {"dispatcher-east": dispatcher("east", 1, latencies=(0, 1, 0, 0))}),
     )
-    assert figures_of(topology, window).pipelines[0].latency_ms["p50"] == 10.0
+    assert row_of(topology, window)["latency_ms"]["p50"] == 10.0
 
 
 def test_samples_older_than_the_window_are_forgotten_but_for_one(topology):
     samples = [(float(at), {"dispatcher-east": dispatcher("east", 10 * at)}) for at in range(60)]
     window = window_of(*samples)
     assert window.seconds == WINDOW_S
-    assert figures_of(topology, window).pipelines[0].joined_per_s == 10.0
+    assert row_of(topology, window)["joined_per_s"] == 10.0
 
 
 def test_counts_of_a_process_that_began_anew_never_make_a_rate_negative(topology):
@@ -100,7 +108,7 @@ def test_counts_of_a_process_that_began_anew_never_make_a_rate_negative(topology
         (1.0, {"eventstore-east": None, "dispatcher-east": dispatcher("east", 1)}),
         (2.0, {"eventstore-east": eventstore(3, 1), "dispatcher-east": dispatcher("east", 1)}),
     )
-    assert figures_of(topology, window).pipelines[0].cache_hit_ratio == 0.75
+    assert row_of(topology, window)["cache_hit_ratio"] == 0.75
 
 
 def test_batches_are_counted_over_a_change_of_the_leader(topology):
@@ -109,19 +117,22 @@ def test_batches_are_counted_over_a_change_of_the_leader(topology):
         (1.0, {"registry-r0": None, "registry-r1": registry(True, 2, 120, 7, 35)}),
         (2.0, {"registry-r0": None, "registry-r1": registry(True, 2, 140, 9, 65)}),
     )
-    figures = figures_of(topology, window)
-    (shard,) = figures.shards
-    assert (shard.leader, shard.datacenter, shard.ids) == ("r1", "west", 140)
-    assert (shard.batches_per_s, shard.events_per_batch) == (2.0, 15.0)
-    assert (figures.replicas, figures.replicas_up, figures.silent) == (3, 1, ["registry-r0"])
+    look = look_of(topology, window)
+    assert look["shards"] == [
+        {
+            "shard": 0, "leader": "r1", "datacenter": "west", "ids": 140, "batches_per_s": 2.0,
+            "events_per_batch": 15.0,
+        }
+    ]  # fmt: skip
+    assert (look["replicas"], look["replicas_up"], look["silent"]) == (3, 1, ["registry-r0"])
 
 
 def test_a_leader_that_was_cut_off_is_not_taken_for_the_leader(topology):
     old = registry(True, term=1)
     window = window_of((0.0, {"registry-r0": old, "registry-r1": registry(True, term=2)}))
-    assert figures_of(topology, window).shards[0].leader == "r1"
+    assert look_of(topology, window)["shards"][0]["leader"] == "r1"
     lone = registry(True, term=3, has_quorum=False)
-    assert figures_of(topology, window_of((0.0, {"registry-r0": lone}))).shards[0].leader is None
+    assert look_of(topology, window_of((0.0, {"registry-r0": lone})))["shards"][0]["leader"] is None
 
 
 def look(topology, killed=()):
@@ -131,14 +142,12 @@ def look(topology, killed=()):
         "dispatcher-west": None, "registry-r0": registry(True, 1, 1_234, 50, 500),
     }  # fmt: skip
     zero = {**statuses, "dispatcher-east": dispatcher("east", 0), "registry-r0": registry(True)}
-    figures = figures_of(
-        topology, window_of((0.0, zero | {"eventstore-east": eventstore(0, 0)}), (2.0, statuses))
-    )
-    return Look(12.3, "running", figures, list(killed), restarts=2)
+    window = window_of((0.0, zero | {"eventstore-east": eventstore(0, 0)}), (2.0, statuses))
+    return look_of(topology, window, killed)
 
 
 def test_a_look_is_a_json_document_of_plain_values(topology):
-    shown = document_of(look(topology, killed=["west"]))
+    shown = look(topology, killed=["west"])
     assert shown["datacenters"]["east"]["joined_per_s"] == 600.0
     assert shown["datacenters"]["east"]["latency_ms"] == {"p50": 10.0, "p90": 10.0, "p99": 100.0}
     assert shown["datacenters"]["east"]["state"] == "up"
@@ -158,6 +167,5 @@ def test_lines_tell_what_a_person_wants_to_know(topology):
 
 def test_fates_that_do_not_add_up_are_shouted(topology):
     wrong = dispatcher("east", 5) | {"foreign_events": 9}
-    figures = figures_of(topology, window_of((0.0, {"dispatcher-east": wrong})))
-    (line, *_) = lines_of(Look(1.0, "running", figures, [], 0))
+    (line, *_) = lines_of(look_of(topology, window_of((0.0, {"dispatcher-east": wrong}))))
     assert line.endswith("FATES DO NOT ADD UP")

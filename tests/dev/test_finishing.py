@@ -13,57 +13,55 @@ from photon.core.errors import LockedError
 from photon.dev import run as dev_run
 from photon.dev.links import Links
 from photon.dev.run import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
-from photon.dev.view import PipelineFigures, View
+from photon.dev.view import View
 
 
-def row(name, events, pending=0, silent=(), in_flight=0):
-    return PipelineFigures(
-        name, "", list(silent), foreign_events=events, pending=pending, in_flight=in_flight
-    )
+def row(events, pending=0, silent=(), in_flight=0):
+    return {"silent": list(silent), "foreign_events": events, "pending": pending, "in_flight": in_flight}
 
 
 def test_it_is_over_when_all_that_was_written_is_read_and_nothing_waits():
     finishing = Finishing({"east": 10, "west": 10}, 0.0)
-    assert not finishing.is_over([row("east", 10), row("west", 9)], 1.0)
-    assert not finishing.is_over([row("east", 10), row("west", 10, pending=1)], 2.0)
-    assert finishing.is_over([row("east", 10), row("west", 10)], 3.0)
+    assert not finishing.is_over({"east": row(10), "west": row(9)}, 1.0)
+    assert not finishing.is_over({"east": row(10), "west": row(10, pending=1)}, 2.0)
+    assert finishing.is_over({"east": row(10), "west": row(10)}, 3.0)
 
 
 def test_events_that_wait_for_what_never_comes_are_not_waited_for():
     finishing = Finishing({"east": 10}, 0.0)
-    assert not finishing.is_over([row("east", 10, pending=1)], 1.0)
-    assert not finishing.is_over([row("east", 10, pending=1)], FED_SETTLED_S)
-    assert finishing.is_over([row("east", 10, pending=1)], FED_SETTLED_S + 1.0)
+    assert not finishing.is_over({"east": row(10, pending=1)}, 1.0)
+    assert not finishing.is_over({"east": row(10, pending=1)}, FED_SETTLED_S)
+    assert finishing.is_over({"east": row(10, pending=1)}, FED_SETTLED_S + 1.0)
 
 
 def test_a_datacenter_that_is_starting_is_waited_for_but_not_for_ever():
     finishing = Finishing({"east": 10}, 0.0)
-    starting = [row("east", None, None, silent=["dispatcher-east"])]
+    starting = {"east": row(None, None, silent=["dispatcher-east"])}
     assert not any(finishing.is_over(starting, float(at)) for at in range(int(FINISH_S_MAX)))
     assert finishing.is_over(starting, FINISH_S_MAX)
 
 
 def test_of_given_logs_it_is_over_when_nothing_waits_and_nothing_more_was_read():
     finishing = Finishing({}, 0.0)
-    assert not finishing.is_over([row("east", 10)], 0.5)
-    assert not finishing.is_over([row("east", 12)], 1.0)
-    assert finishing.is_over([row("east", 12)], 1.5)
+    assert not finishing.is_over({"east": row(10)}, 0.5)
+    assert not finishing.is_over({"east": row(12)}, 1.0)
+    assert finishing.is_over({"east": row(12)}, 1.5)
     waiting = Finishing({}, 0.0)
-    assert not waiting.is_over([row("east", 12, pending=2)], 0.0)
-    assert waiting.is_over([row("east", 12, pending=2)], SETTLED_S)
+    assert not waiting.is_over({"east": row(12, pending=2)}, 0.0)
+    assert waiting.is_over({"east": row(12, pending=2)}, SETTLED_S)
 
 
 def test_of_given_logs_it_is_not_over_while_events_are_in_hand_but_they_are_not_waited_for_for_ever():
     finishing = Finishing({}, 0.0)
-    assert not finishing.is_over([row("east", 10, in_flight=7)], 0.5)
-    assert not finishing.is_over([row("east", 10, in_flight=7)], 1.0)
-    assert finishing.is_over([row("east", 10, in_flight=7)], 0.5 + SETTLED_S)
+    assert not finishing.is_over({"east": row(10, in_flight=7)}, 0.5)
+    assert not finishing.is_over({"east": row(10, in_flight=7)}, 1.0)
+    assert finishing.is_over({"east": row(10, in_flight=7)}, 0.5 + SETTLED_S)
 
 
 def test_a_retry_in_hand_is_no_event_more():
-    assert events_seen(row("east", 10, in_flight=7)) == 17
-    assert events_seen(row("east", 10, pending=7, in_flight=7)) == 10
-    assert events_seen(row("east", None, None, in_flight=None)) is None
+    assert events_seen(row(10, in_flight=7)) == 17
+    assert events_seen(row(10, pending=7, in_flight=7)) == 10
+    assert events_seen(row(None, None, in_flight=None)) is None
 
 
 class SilentLoop:
