@@ -10,6 +10,7 @@ does so in a process of its own, for benchmarks, and prints the fields of Fed.
 """
 
 import heapq
+import io
 import itertools
 import json
 import random
@@ -357,51 +358,39 @@ class DatacenterLogs:
     """
 
     def __init__(self, directory: Path, name: str, rng: random.Random, delay_s_max: float) -> None:
+        """DiskFullError, StorageError."""
         self._rng = rng
         self._delay_s_max = delay_s_max
         self._delay_s, self._redraw_at = 0.0, 0.0
-        self._waiting: deque[tuple[float, bytes, bytes]] = deque()
-        self._queries = _Log(directory / "queries" / name)
-        self._clicks = _Log(directory / "clicks" / name)
+        self._waiting: deque[tuple[float, Path, bytes]] = deque()
+        self._files: dict[Path, io.FileIO] = {}
+        for path in (directory / "queries" / name, directory / "clicks" / name):
+            with storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._files[path] = path.open("ab", buffering=0)
 
     def put(self, now_s: float, queries: bytes, clicks: bytes) -> None:
         if now_s >= self._redraw_at:
             self._redraw_at = now_s + 1.0
             self._delay_s = self._rng.uniform(0.0, self._delay_s_max)
-        if queries or clicks:
-            self._waiting.append((now_s + self._delay_s, queries, clicks))
+        due_s = now_s + self._delay_s
+        self._waiting += [(due_s, *one) for one in zip(self._files, (queries, clicks), strict=True) if one[1]]
 
     def write(self, now_s: float) -> None:
         """What is due. StorageError if a log can't be written; after DiskFullError the next call goes on."""
-        while True:
-            self._queries.flush()
-            self._clicks.flush()
-            if not self._waiting or self._waiting[0][0] > now_s:
-                return
-            _, self._queries.left, self._clicks.left = self._waiting.popleft()
+        while self._waiting and self._waiting[0][0] <= now_s:
+            due_s, path, data = self._waiting[0]
+            with storage_errors(path):
+                written = self._files[path].write(data)
+            self._waiting.popleft()
+            if written < len(data):  # the disk fills up
+                self._waiting.appendleft((due_s, path, data[written:]))
 
     def close(self) -> None:
         """With all that waits, as `write`."""
         self.write(float("inf"))
-        self._queries.file.close()
-        self._clicks.file.close()
-
-
-class _Log:
-    """One file. DiskFullError, StorageError."""
-
-    def __init__(self, path: Path) -> None:
-        with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("ab", buffering=0)
-        self.left = b""
-        """What is to be written."""
-        self._path = path
-
-    def flush(self) -> None:
-        with storage_errors(self._path):
-            while self.left:  # a disk that fills up takes a part
-                self.left = self.left[self.file.write(self.left) :]
+        for file in self._files.values():
+            file.close()
 
 
 class Room:

@@ -4,21 +4,20 @@
 photon.dev.feeder makes a stream of the same lines.
 """
 
-import errno
 import json
 import math
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.errors import DiskFullError, StorageError, UsageError
+from photon.core.disk import storage_errors, write_all
+from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.dev.pairs import pairs_sha256
 
@@ -355,32 +354,21 @@ class ServerLog:
         self._size = 0
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Append whole lines, each with its newline; a line longer than the maximum has a file of its own."""
-        while lines:
-            sizes = list(accumulate(map(len, lines), initial=self._size))
-            fitting = len(lines)
-            if sizes[-1] > self._file_bytes_max:
-                fitting = next(n for n, size in enumerate(sizes) if size > self._file_bytes_max and n) - 1
-            if not fitting and not self._size:
-                fitting = 1
-            if fitting:
-                self._append(b"".join(lines[:fitting]))
-            lines = lines[fitting:]
-            if lines:
-                self._number, self._size = self._number + 1, 0
+        """Append whole lines, each with its newline; a line longer than the maximum has a file of its own.
+        StorageError."""
+        first = 0
+        for at, line in enumerate(lines):
+            if self._size and self._size + len(line) > self._file_bytes_max:
+                self._append(lines[first:at])
+                first, self._number, self._size = at, self._number + 1, 0
+            self._size += len(line)
+        self._append(lines[first:])
 
-    def _append(self, data: bytes) -> None:
-        path = f"{self._stem}-{self._number:06d}.jsonl"
-        try:
-            with open(path, "ab", buffering=0) as file:
-                written = file.write(data)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise StorageError(f"{path}: {error.strerror}") from error
-            written = 0
-        if written != len(data):
-            raise DiskFullError(f"{path}: no space left on the device; free some and generate again")
-        self._size += len(data)
+    def _append(self, lines: Sequence[bytes]) -> None:
+        if lines:
+            path = Path(f"{self._stem}-{self._number:06d}.jsonl")
+            with storage_errors(path), path.open("ab", buffering=0) as file:
+                write_all(file.fileno(), b"".join(lines))
 
 
 def server_logs(out: Path, side: int, mix: Mix, processes: int = 1) -> list[ServerLog]:
