@@ -107,43 +107,22 @@ def _tell(line: str) -> None:
 
 @group.command("worker", hidden=True)
 @click.argument("topology")
+@click.argument("given")
 @_WORK
-@click.option("--worker", "me", type=int, required=True)
-@click.option("--owners", required=True)
-@click.option("--round", "number", type=int, required=True)
-@click.option("--holder", required=True)
-@click.option("--drain", is_flag=True)
-@click.option("--store", default="")
-@click.option("--lead", default="")
-@click.option("--addresses", default="")
-@config_option("Settings whose [tls] is for the links.")
-def worker(
-    topology: str,
-    work: Path,
-    me: int,
-    owners: str,
-    number: int,
-    holder: str,
-    drain: bool,
-    store: str,
-    lead: str,
-    addresses: str,
-    config: Path | None,
-) -> None:
-    """One process of a run."""
+def worker(topology: str, given: str, work: Path) -> None:
+    """One process of a run. `given`: as photon.cluster.wheels writes it, JSON."""
     from millwheel.code import load_kept
     from millwheel.links import Ways
     from millwheel.worker import Worker, store_of
 
     die_with_parent()
     logging.basicConfig()
-    ways = Ways(work, holder, number)
-    if lead:
-        network = network_of(load_settings(config))
-        ways = Ways(work, holder, number, lead, tuple(addresses.split(",")), network)
-    opened = store_of(work, store, number)
-    slots = list(map(int, owners.split(",")))
-    Worker(ways, load_kept(topology, work), me, slots, drain, SystemClock(), opened).run()
+    mine = json.loads(given)
+    network = network_of(load_settings(mine["config"]))
+    ways = Ways(work, mine["holder"], mine["round"], mine["lead"], tuple(mine["addresses"]), network)
+    store = store_of(work, mine["store"], mine["round"])
+    of_round = mine["worker"], mine["owners"], mine["drain"]
+    Worker(ways, load_kept(topology, work), *of_round, SystemClock(), store).run()
 
 
 @group.command("receiver", hidden=True)

@@ -6,6 +6,7 @@ a process of its own, then loaded in place of what is loaded.
 """
 
 import contextlib
+import json
 import operator
 import selectors
 import signal
@@ -279,15 +280,20 @@ class WheelRun:
                     arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
                     self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
         lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
-        common = ["--work", str(self._work), "--owners", ",".join(map(str, now.shares.owners))]
-        common += ["--round", str(now.number), "--holder", now.lead]
-        common += ["--lead", lead, "--addresses", ",".join(now.addresses)] if lead else []
-        common += ["--config", str(self._config)] if self._config is not None else []
-        common += [] if self._follow else ["--drain"]
+        given = {
+            "owners": now.shares.owners,
+            "round": now.number,
+            "holder": now.lead,
+            "lead": lead,
+            "addresses": now.addresses,
+            "config": self._config and str(self._config),
+            "drain": not self._follow,
+        }
         for worker, machine in enumerate(now.workers):
             if machine.holder == me.holder:
-                arguments = ["millwheel", "worker", self._name, "--worker", str(worker), *common]
-                arguments += ["--store", stores[worker % len(stores)]] if stores else []
+                store = stores[worker % len(stores)] if stores else ""
+                own = json.dumps({**given, "worker": worker, "store": store})
+                arguments = ["millwheel", "worker", self._name, own, "--work", str(self._work)]
                 self._supervisor.start(f"worker-{worker}", arguments)
 
     def _stop_workers(self, grace_s: float) -> None:
