@@ -2,7 +2,7 @@
 
 Importing gRPC, NumPy and the rooms costs each process 0.3 s of CPU, which on a small machine is most of the
 start of `photon join` and of every restart. The nursery has neither threads nor channels, so that it can be
-forked from safely. Its children die with it, and it dies with the command that it serves.
+forked from safely. What it forks is the child of the command that asked for it, and dies with that.
 """
 
 import contextlib
@@ -18,16 +18,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 from photon.cluster.supervisor import FreshLauncher, Process, child_environment
 
 START_S_MAX: Final = 30.0
-SILENCE_S_MAX: Final = 1.0
-"""So long is the word of a nursery that stands still waited for; of one that imports, START_S_MAX."""
-_DEATH_S_MAX: Final = 5.0
+_LOOK_S: Final = 0.01
 _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Other threads do not live on in a fork, whatever the user wants of NumPy elsewhere."""
 _TITLE_BYTES_MAX: Final = 1024
@@ -35,28 +33,16 @@ _REQUEST_BYTES_MAX: Final = 1 << 16
 
 
 class NurseryChild:
-    """A process that the nursery forked, as its supervisor sees it."""
+    """A process that the nursery forked, a child of this one, as its supervisor sees it."""
 
-    def __init__(self, nursery: "Nursery", pid: int) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._nursery = nursery
         self._status: int | None = None
-        self._gone_at: float | None = None
-        # Signals go to this process and to none that got its number later.
-        self._descriptor: int | None = None
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
-            self._descriptor = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Of one that is gone though the nursery says nothing of it (it stands still): as if killed."""
         if self._status is None:
-            self._nursery.await_news(0.0)
-        if self._status is None and self.is_gone():
-            now = time.monotonic()
-            if self._gone_at is None:
-                self._gone_at = now
-            elif now - self._gone_at > self._nursery.patience_s():
-                self.ended(-signal.SIGKILL)
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if ended else None
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
@@ -65,20 +51,8 @@ class NurseryChild:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            if self._gone_at is None and self._descriptor is not None:
-                self._nursery.await_news(left, self._descriptor)
-            else:
-                self._nursery.await_news(min(left, SILENCE_S_MAX))
+            time.sleep(min(left, _LOOK_S))
         return status
-
-    def ended(self, status: int) -> None:
-        """The nursery's word, or what stands for it; the first one holds."""
-        if self._status is None:
-            self._status = status
-
-    def is_gone(self, within_s: float = 0.0) -> bool:
-        """Whether the process has ended (all of it: locks and ports are free)."""
-        return self._descriptor is None or _readable([self._descriptor], within_s) != []
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -87,13 +61,8 @@ class NurseryChild:
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int, /) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptor, number)
-
-    def __del__(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
+        if self._status is None:  # until then nobody else has its number
+            os.kill(self.pid, number)
 
 
 class Nursery:
@@ -103,96 +72,60 @@ class Nursery:
     """Which is its program."""
 
     def __init__(self) -> None:
-        self._running: dict[int, NurseryChild] = {}
-        """By process id, those of whose end it has not told."""
         self._fallback = FreshLauncher()
-        self._launched: NurseryChild | OSError | None = None
         self._useless = False
         self._begin()
 
     def launch(self, arguments: Sequence[str], log: Path) -> Process:
         """A fork of the nursery; a fresh interpreter where that can't be had. OSError if there is no room for
         a process, or the log can't be opened."""
-        if self._useless:
-            return self._fallback.launch(arguments, log)
-        if self._process.poll() is not None:  # somebody has killed it
-            self._lose()
+        if not self._useless and self._process.poll() is not None:  # somebody has killed it
+            self.close()
             self._begin()
-        launched = self._asked(arguments, log)
-        if launched is None:
-            self._useless = True
-            self._lose()
-            return self._fallback.launch(arguments, log)
-        if isinstance(launched, OSError):
-            raise launched
-        return launched
+        answer = 0 if self._useless else self._asked(arguments, log)
+        if answer < 0:
+            raise OSError(-answer, os.strerror(-answer))
+        if answer:
+            return NurseryChild(answer)
+        self._useless = True
+        self.close()
+        return self._fallback.launch(arguments, log)
 
-    def await_news(self, timeout_s: float, child: int | None = None) -> None:
-        """Take in all that the nursery says; wait up to so long for something, or for a child's own end."""
-        descriptors = [self._socket.fileno()] if child is None else [self._socket.fileno(), child]
-        while self._socket.fileno() in _readable(descriptors, timeout_s):
-            timeout_s = 0.0
-            try:
-                said = self._socket.recv(_REQUEST_BYTES_MAX)
-            except OSError:
-                said = b""
-            if not said:
-                self._lose()
-                return
-            news = json.loads(said)
-            if "launched" in news:
-                pid = int(news["launched"])
-                self._launched = self._running[pid] = NurseryChild(self, pid)
-            elif "failed" in news:
-                self._launched = OSError(news["failed"], os.strerror(news["failed"]))
-            elif news["ended"] in self._running:
-                self._running.pop(news["ended"]).ended(news["status"])
-
-    def _asked(self, arguments: Sequence[str], log: Path) -> NurseryChild | OSError | None:
-        """What came of the request; None of a nursery that does not answer."""
-        with log.open("ab") as output:
+    def _asked(self, arguments: Sequence[str], log: Path) -> int:
+        """Process id of the new one, or the error that kept it from it, below 0; 0 of a nursery that does not
+        answer."""
+        with log.open("ab") as output, _adopting():
             try:
                 socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [output.fileno()])
+                return int(self._socket.recv(_REQUEST_BYTES_MAX) or 0)
             except OSError:
-                return None
-        deadline = time.monotonic() + START_S_MAX
-        while (left := deadline - time.monotonic()) > 0:
-            self.await_news(left)
-            if self._launched is not None:
-                launched, self._launched = self._launched, None
-                return launched
-            if self._process.poll() is not None:
-                break
-        return None
-
-    def patience_s(self) -> float:
-        """How long its word on a child's end may take; the status that it tells decides over a restart."""
-        with contextlib.suppress(OSError):
-            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            return SILENCE_S_MAX if state in ("T", "t") else START_S_MAX
-        return SILENCE_S_MAX
+                return 0
 
     def close(self) -> None:
-        """It ends, and what it forked with it."""
-        self._lose()
+        self._process.kill()
+        self._process.wait()
+        with _adopting(), contextlib.suppress(OSError):  # those that nobody has heard of yet
+            while said := self._socket.recv(_REQUEST_BYTES_MAX):
+                if (pid := int(said)) > 0:
+                    NurseryChild(pid).kill()
+                    os.waitpid(pid, 0)
         self._socket.close()
 
     def _begin(self) -> None:
-        self._launched = None
         ahead = _AHEAD and self._module == Nursery._module
         self._socket, self._process = _AHEAD.pop() if ahead else _begun(self._module)
+        self._socket.settimeout(START_S_MAX)
 
-    def _lose(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        lost = list(self._running.values())
-        self._running.clear()
-        for child in lost:
-            child.kill()  # as the kernel does; but one that was just forked may not have asked it to yet
-        deadline = time.monotonic() + _DEATH_S_MAX
-        for child in lost:
-            child.is_gone(max(0.0, deadline - time.monotonic()))
-            child.ended(-signal.SIGKILL)
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Within the block those whose parent ends, and is below this process, become children of this one."""
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(set_child_subreaper, 0)
 
 
 _Begun = tuple[socket.socket, "subprocess.Popen[bytes]"]
@@ -219,67 +152,46 @@ def _begun(module: str) -> _Begun:
     return ours, process
 
 
-def _readable(descriptors: Sequence[int], timeout_s: float) -> list[int]:
-    """Those that have something to say, or to tell that they are gone, within the time (inf: for ever)."""
-    poller = select.poll()
-    for descriptor in descriptors:
-        poller.register(descriptor, select.POLLIN)
-    return [found for found, _ in poller.poll(None if timeout_s == float("inf") else timeout_s * 1_000)]
-
-
 def serve(channel: socket.socket) -> None:
-    """Fork what is asked for and tell of each end, until the other side is gone."""
+    """Fork what is asked for, until the other side is gone. Who is forked says so with its number."""
     from photon.cluster.roles import ROLES  # here alone: whoever begins it need not wait for these
 
-    children: dict[int, int] = {}
-    poller = select.poll()
-    poller.register(channel, select.POLLIN)
     ahead = list(ROLES)
     while True:
-        news = poller.poll(0 if ahead else None)
-        if not news:
+        if ahead and not select.select([channel], [], [], 0)[0]:
             _import_all(ROLES[ahead.pop(0)].imports)
-        for descriptor, _ in news:
-            if descriptor == channel.fileno():
-                request, logs, _, _ = socket.recv_fds(channel, _REQUEST_BYTES_MAX, 1)
-                if not request:
-                    return
-                arguments = json.loads(request)
-                _import_all(ROLES[arguments[0]].imports if arguments[0] in ROLES else ())
-                try:
-                    pid, new = _forked(arguments, logs, channel, children)
-                except OSError as error:  # too many processes or files, or no memory: those that run go on
-                    _tell(channel, {"failed": error.errno or errno.EAGAIN})
-                else:
-                    children[new] = pid
-                    poller.register(new, select.POLLIN)
-                    _tell(channel, {"launched": pid})
-                for log in logs:
-                    os.close(log)
-            else:
-                pid = children.pop(descriptor)
-                poller.unregister(descriptor)
-                os.close(descriptor)
-                _, status = os.waitpid(pid, 0)
-                _tell(channel, {"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+            continue
+        request, logs, _, _ = socket.recv_fds(channel, _REQUEST_BYTES_MAX, 1)
+        if not request:
+            return
+        arguments = json.loads(request)
+        _import_all(ROLES[arguments[0]].imports if arguments[0] in ROLES else ())
+        # The kernel drops a log that it has no number for.
+        failed = _forked(arguments, logs[0], channel) if logs else errno.EMFILE
+        if failed:
+            channel.send(b"%d" % -failed)
+        for log in logs:
+            os.close(log)
 
 
-def _forked(
-    arguments: list[str], logs: Sequence[int], channel: socket.socket, children: Iterable[int]
-) -> tuple[int, int]:
-    """Process id and descriptor of the new one. OSError if there is no room for it: there is none then."""
-    if not logs:  # the kernel drops what it has no number for
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    me = os.getpid()  # asked by the fork, it might be another one's child already
-    pid = os.fork()
-    if pid == 0:
-        _become(arguments, logs[0], me, [channel.detach(), *children])
+def _forked(arguments: list[str], log: int, channel: socket.socket) -> int:
+    """0, or why there is no room (errno). The process between ends at once, and leaves ours to our parent."""
+    asker = os.getppid()
     try:
-        return pid, os.pidfd_open(pid)
-    except OSError:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
+        between = os.fork()
+    except OSError as error:  # too many processes, or no memory: those that run go on
+        return error.errno or errno.EAGAIN
+    if between == 0:
+        between = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os._exit(error.errno or errno.EAGAIN)
+        if pid == 0:
+            _become(arguments, log, channel, asker, between)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
+    return status if status >= 0 else errno.EAGAIN
 
 
 def _import_all(modules: Iterable[str]) -> None:
@@ -290,22 +202,24 @@ def _import_all(modules: Iterable[str]) -> None:
     gc.freeze()  # what is here lives as long as the process: its pages stay shared
 
 
-def _tell(channel: socket.socket, news: dict[str, int]) -> None:
-    channel.send(json.dumps(news).encode())
-
-
-def _become(arguments: list[str], log: int, parent: int, descriptors: Sequence[int]) -> NoReturn:
+def _become(arguments: list[str], log: int, channel: socket.socket, asker: int, between: int) -> NoReturn:
     """In the fork: be `photon <arguments>`. Of all descriptors that the nursery has it keeps the log."""
     status = 1
     try:
+        while os.getppid() == between:
+            time.sleep(0.001)
+        if os.getppid() != asker:  # it is gone
+            os._exit(1)
+        channel.send(b"%d" % os.getpid())
+        descriptor = channel.detach()
         os.dup2(log, 1)
         os.dup2(log, 2)
-        for descriptor in (log, *descriptors):
-            if descriptor > 2:  # else it was among the standard ones, closed at the start, and is replaced
-                os.close(descriptor)
+        for each in (log, descriptor):
+            if each > 2:  # else it was among the standard ones, closed at the start, and is replaced
+                os.close(each)
         sys.stderr = sys.stderr or os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         os.setsid()
-        os.environ["PHOTON_PARENT"] = str(parent)
+        os.environ["PHOTON_PARENT"] = str(asker)
         sys.argv = ["photon", *arguments]
         show_title(sys.argv)
         importlib.import_module("photon.__main__").main()  # by name: the console is above this room

@@ -54,7 +54,7 @@ class Launcher(Protocol):
     def launch(self, arguments: Sequence[str], log: Path) -> Process: ...
 
     def close(self) -> None:
-        """Let go of what it holds; processes that still run are killed with it, or when this one ends."""
+        """Let go of what it holds; processes that still run are killed when this one ends."""
 
 
 class FreshLauncher:

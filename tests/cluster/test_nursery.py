@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from photon.cluster.nursery import Nursery
+from photon.cluster.nursery import Nursery, _adopting
 from photon.cluster.supervisor import Supervisor, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
 from photon.core.settings import Settings
@@ -92,14 +92,29 @@ def answers(pid, number):
     return int(fields["SigCgt"], 16) >> (number - 1) & 1
 
 
-def test_children_of_a_nursery_that_is_killed_are_gone_and_known_to_be_and_the_next_one_starts(
-    serving, tmp_path, own
-):
+def test_children_of_a_nursery_that_is_killed_go_on_and_the_next_one_starts(serving, tmp_path, own):
     children = [serving(own, name) for name in ("r0", "r1")]
     os.kill(own._process.pid, signal.SIGKILL)
-    assert [child.wait(60.0) for child in children] == [-signal.SIGKILL] * 2
-    wait_until(lambda: not any(running(c.pid) for c in children))
     assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
+    assert [child.poll() for child in children] == [None, None]
+    for child in children:
+        child.kill()
+    assert [child.wait(60.0) for child in children] == [-signal.SIGKILL] * 2
+
+
+def test_a_fork_that_nobody_has_heard_of_is_gone_when_the_nursery_is_closed(serving, tmp_path, own):
+    """As after a Ctrl-C while it was asked for."""
+    serving()  # writes the topology
+    arguments = ["registry", "serve", "--name", "r1", "--topology", str(tmp_path / "t.json")]
+
+    def unheard():
+        return [child for child in psutil.Process().children() if "r1" in child.cmdline()]
+
+    with (tmp_path / "log").open("ab") as log, _adopting():
+        socket.send_fds(own._socket, [json.dumps(arguments).encode()], [log.fileno()])
+        wait_until(unheard)
+    own.close()
+    assert not unheard()
 
 
 def test_a_nursery_that_stands_still_holds_up_no_command_that_kills_or_stops(serving, tmp_path, own):
@@ -119,33 +134,7 @@ def test_a_nursery_that_stands_still_holds_up_no_command_that_kills_or_stops(ser
     assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
 
 
-def test_the_word_of_a_nursery_that_is_merely_busy_is_waited_for(tmp_path, monkeypatch):
-    """A status decides what becomes of the run: a port that is taken, say."""
-    monkeypatch.setattr("photon.cluster.nursery.SILENCE_S_MAX", 0.0)
-    own = Nursery()  # and it goes on to import, for the other roles
-    try:
-        assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
-    finally:
-        own.close()
-
-
-@pytest.mark.long
-def test_a_child_is_called_dead_only_when_it_is(serving):
-    """The next one needs its locks and its port."""
-    own = Nursery()
-    try:
-        for _ in range(5):
-            children = [serving(own, name) for name in ("r0", "r1", "r2")]
-            os.kill(own._process.pid, signal.SIGKILL)
-            for child in children:
-                child.wait(60.0)
-            assert not any(running(child.pid) for child in children)
-            own = Nursery()
-    finally:
-        own.close()
-
-
-def test_a_child_whose_nursery_dies_before_it_can_ask_to_die_with_it_ends(tmp_path):
+def test_a_fork_whose_command_dies_before_it_can_ask_to_die_with_it_ends(tmp_path):
     program = """
 import os, socket, sys, time
 from photon.cluster import nursery
@@ -175,10 +164,10 @@ nursery.serve(socket.socket(fileno=int(sys.argv[1])))
 NO_SECOND_FORK = """
 import os, socket, sys
 from photon.cluster import nursery
-fork, asked = os.fork, []
+fork, asked, first = os.fork, [], os.getpid()
 def fork_but_once():
-    asked.append(1)
-    if len(asked) == 2:
+    asked.append(os.getpid() == first)
+    if sum(asked) == 2 and asked[-1] == IN_FIRST:
         raise BlockingIOError(11, "Resource temporarily unavailable")
     return fork()
 os.fork = fork_but_once
@@ -186,11 +175,13 @@ nursery.serve(socket.socket(fileno=int(sys.argv[1])))
 """
 
 
-def test_a_fork_that_fails_is_told_and_ends_no_other(serving, tmp_path, monkeypatch):
-    real = subprocess.Popen
+@pytest.mark.parametrize("in_first", [True, False])
+def test_a_fork_that_fails_is_told_and_ends_no_other(serving, tmp_path, monkeypatch, in_first):
+    """That of the nursery, or that of the process between it and the new one."""
+    real, program = subprocess.Popen, NO_SECOND_FORK.replace("IN_FIRST", str(in_first))
     monkeypatch.setattr(
         "photon.cluster.nursery.subprocess.Popen",
-        lambda command, **how: real([command[0], "-c", NO_SECOND_FORK, command[3]], **how),
+        lambda command, **how: real([command[0], "-c", program, command[3]], **how),
     )
     own = Nursery()
     monkeypatch.undo()
@@ -214,7 +205,6 @@ def test_a_log_that_cannot_be_opened_is_told_and_ends_no_other(nursery, serving,
 
 
 def test_no_descriptor_for_another_process_is_told_and_ends_no_other(serving, tmp_path, own):
-    """For the log, or, with one more to be had, for the process."""
     first = serving(own)
     for role in ("registry", "eventstore", "joiner", "dispatcher"):  # no import opens files after that
         own.launch([role, "--help"], tmp_path / "log").wait(60.0)
@@ -222,12 +212,10 @@ def test_no_descriptor_for_another_process_is_told_and_ends_no_other(serving, tm
     before = resource.prlimit(nursery, resource.RLIMIT_NOFILE)
     used = set(map(int, os.listdir(f"/proc/{nursery}/fd")))
     free = min(set(range(len(used) + 1)) - used)
-    for limit in (free, free + 1):
-        resource.prlimit(nursery, resource.RLIMIT_NOFILE, (limit, before[1]))
-        with pytest.raises(OSError) as refused:
-            own.launch(BAD, tmp_path / "log")
-        assert refused.value.errno == errno.EMFILE
-    assert len(psutil.Process(nursery).children()) == 1
+    resource.prlimit(nursery, resource.RLIMIT_NOFILE, (free, before[1]))
+    with pytest.raises(OSError) as refused:
+        own.launch(BAD, tmp_path / "log")
+    assert refused.value.errno == errno.EMFILE
     resource.prlimit(nursery, resource.RLIMIT_NOFILE, before)
     assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
     assert first.poll() is None
