@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from photon.cli.options import json_flag, show_time, system_options
-from photon.cluster.explain import explain
+from photon.cluster.explain import explain, verdict
 from photon.cluster.registry_access import RESUME, Named, asked_registry, has_ended, notice
 from photon.cluster.topology import find_system
 from photon.connect.rows import place_of
@@ -87,28 +87,6 @@ def told(found: dict[str, Any]) -> list[str]:
     lines += [f"  not readable   {file}: {why}" for file, why in found["unreadable"].items()]
     lines += [f"  not here       {directory}: is not on this machine" for directory in found["not_here"]]
     return lines + _primary(found["primary"])
-
-
-def verdict(found: dict[str, Any]) -> str:
-    """The most that can be said, in a word or two."""
-    waits = any(row is not None and "silent" not in row for row in found["pending"].values())
-    registry = found["registry"]
-    if found["joined"]:
-        return "joined"
-    if waits:
-        return "waits to be tried again"
-    if registry is not None and "silent" not in registry:
-        return "registered, and in no joined log: " + (
-            "it may stand in a file that cannot be read here"
-            if found["unreadable"] or found["not_here"]
-            else "being written, changed by the adapter, or moved away"
-        )
-    if found["dead_letters"]:
-        return found["dead_letters"][-1]["fate"]  # type: ignore[no-any-return]
-    silent = registry is not None or any(row is not None for row in found["pending"].values())
-    if silent or found["unreadable"] or found["not_here"]:
-        return "nothing is known of it, but not all answer"
-    return "not seen: not read yet, or in no log"
 
 
 def _primary(primary: dict[str, Any] | None) -> list[str]:

@@ -96,6 +96,28 @@ def explain(
     }
 
 
+def verdict(found: dict[str, Any]) -> str:
+    """The most that can be said of what `explain` found, in a word or two."""
+    waits = any(row is not None and "silent" not in row for row in found["pending"].values())
+    registry = found["registry"]
+    if found["joined"]:
+        return "joined"
+    if waits:
+        return "waits to be tried again"
+    if registry is not None and "silent" not in registry:
+        return "registered, and in no joined log: " + (
+            "it may stand in a file that cannot be read here"
+            if found["unreadable"] or found["not_here"]
+            else "being written, changed by the adapter, or moved away"
+        )
+    if found["dead_letters"]:
+        return found["dead_letters"][-1]["fate"]  # type: ignore[no-any-return]
+    silent = registry is not None or any(row is not None for row in found["pending"].values())
+    if silent or found["unreadable"] or found["not_here"]:
+        return "nothing is known of it, but not all answer"
+    return "not seen: not read yet, or in no log"
+
+
 def not_here(topology: Topology) -> list[str]:
     """Directories that datacenters write, and that this machine does not have. A joiner makes its own."""
     output = Path(topology.output)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from dispatcher.client import DispatcherClient
 from photon.cluster.dead_letters import FATES, Filter, count_letters, read_letters
 from photon.cluster.explain import Asked, explain, joined_lines
+from photon.cluster.explain import verdict as verdict_on_event
 from photon.cluster.statuses import Sample, Status
 from photon.cluster.told import groups_of, line_of, verdict
 from photon.cluster.topology import Pipeline, Topology
@@ -230,7 +231,7 @@ class Pages:
         }
 
 
-def summed_up(told: Mapping[str, Any], own_us: int | None) -> dict[str, Any]:
+def summed_up(told: dict[str, Any], own_us: int | None) -> dict[str, Any]:
     """{fate, timeline: [{time_us, datacenter, what}]} of what photon.cluster.explain has found. Pure."""
     timeline: list[dict[str, Any]] = []
 
@@ -240,28 +241,16 @@ def summed_up(told: Mapping[str, Any], own_us: int | None) -> dict[str, Any]:
     if own_us is not None:
         add(own_us, "", "the event's own time")
     registry = told["registry"]
-    registered = isinstance(registry, dict) and "time_us" in registry
-    if registered:
+    if registry is not None and "silent" not in registry:
         by = registry["process"] or registry["joiner"]
         add(registry["time_us"], "registry", f"registered by {by}, in shard {registry['shard']}")
-    waits = []
     for datacenter, row in told["pending"].items():
-        if row is None or "silent" in row:
-            continue
-        waits.append(datacenter)
-        add(row["waiting_since_us"], datacenter, f"read from {row['file']}, and its primary was not there")
-        add(row["due_us"], datacenter, f"is tried again, after {row['tries']} tries")
-    if told["joined"]:
-        fate = "joined"
-    elif told["dead_letters"]:
-        fate = told["dead_letters"][0]["fate"]
-    elif waits:
-        fate = "waits"
-    elif registered:
-        fate = "registered, and no line is here"
-    else:
-        fate = "not known"
-    return {"fate": fate, "timeline": sorted(timeline, key=lambda row: int(row["time_us"]))}
+        if row is not None and "silent" not in row:
+            read = f"read from {row['file']}, and its primary was not there"
+            add(row["waiting_since_us"], datacenter, read)
+            add(row["due_us"], datacenter, f"is tried again, after {row['tries']} tries")
+    timeline.sort(key=lambda row: int(row["time_us"]))
+    return {"fate": verdict_on_event(told), "timeline": timeline}
 
 
 def _number(text: str) -> float:

@@ -1,7 +1,5 @@
 """What a console shows of the last minutes is what the statuses counted."""
 
-import pytest
-
 from photon.cluster.statuses import Sample
 from photon.console.history import EDGES_US, POINTS_MAX, History, gathered
 from photon.console.pages import summed_up
@@ -83,23 +81,9 @@ REGISTERED = {"shard": 2, "joiner": "j:1", "process": None, "incarnation": "0", 
 WAITS = {"waiting_since_us": 20, "due_us": 90, "tries": 3, "file": "c.jsonl", "line": "{}"}
 
 
-@pytest.mark.parametrize(
-    ("found", "fate"),
-    [
-        ({}, "not known"),
-        ({"registry": REGISTERED}, "registered, and no line is here"),
-        ({"registry": {"silent": "away"}}, "not known"),
-        ({"pending": {"east": WAITS, "west": {"silent": "away"}}}, "waits"),
-        ({"dead_letters": [{"fate": "unjoinable"}], "pending": {"east": WAITS}}, "unjoinable"),
-        ({"joined": [{}], "dead_letters": [{"fate": "duplicate"}]}, "joined"),
-    ],
-)
-def test_an_event_has_the_fate_that_most_is_known_of(found, fate):
-    assert summed_up(EMPTY | found, None)["fate"] == fate
-
-
 def test_what_happened_is_told_in_the_order_of_time():
     told = summed_up(EMPTY | {"registry": REGISTERED, "pending": {"east": WAITS}}, 10)
     assert [(row["time_us"], row["datacenter"]) for row in told["timeline"]] == [
         (10, ""), (20, "east"), (50, "registry"), (90, "east")
     ]  # fmt: skip
+    assert told["fate"] == "waits to be tried again"
