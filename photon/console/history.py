@@ -7,6 +7,7 @@ one step. Latencies are counts by buckets; those of the status are gathered into
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -19,30 +20,8 @@ EDGES_US: Final = tuple(round(1000 * 2 ** (step / 2)) for step in range(36))
 """Half octaves from 1 ms to three minutes; what takes longer is in the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    """What a datacenter has counted so far."""
-
-    joined: int
-    read: int
-    wasted: int
-    waiting: int
-    behind: int
-    behind_s: float
-    latencies: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One step of a datacenter. `latencies`: by EDGES_US, of the events joined in it."""
-
-    joined_per_s: float
-    read_per_s: float
-    wasted: int
-    waiting: int
-    behind: int
-    behind_s: float
-    latencies: Sequence[int]
+COLUMNS: Final = ("joined_per_s", "read_per_s", "wasted", "waiting", "behind", "behind_s", "latencies")
+"""Of a step of a datacenter; `latencies`: by EDGES_US, of the events joined in it."""
 
 
 @dataclass
@@ -50,8 +29,8 @@ class History:
     """The newest POINTS_MAX steps. Not for several threads at once."""
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=POINTS_MAX))
-    _points: dict[str, deque[Point | None]] = field(default_factory=dict)
-    _last: dict[str, tuple[float, _Counted]] = field(default_factory=dict)
+    _points: dict[str, deque[Status | None]] = field(default_factory=dict)
+    _last: dict[str, tuple[float, Status]] = field(default_factory=dict)
 
     def add(self, sample: Sample, time_s: float) -> None:
         """`time_s`: of the wall clock, for whom it is shown to."""
@@ -64,59 +43,55 @@ class History:
             now = seen.get(name)
             points.append(None if now is None else self._point(name, sample.at_s, now))
 
-    def _point(self, name: str, at_s: float, now: _Counted) -> Point | None:
-        last = self._last.get(name)
+    def _point(self, name: str, at_s: float, now: Status) -> Status | None:
+        before_s, before = self._last.get(name, (at_s, now))
         self._last[name] = at_s, now
-        if last is None or last[1].read > now.read or at_s <= last[0]:
+        if before["read"] > now["read"] or at_s <= before_s:
             return None
-        seconds, before = at_s - last[0], last[1]
-        return Point(
-            (now.joined - before.joined) / seconds,
-            (now.read - before.read) / seconds,
-            max(0, now.wasted - before.wasted),
-            now.waiting,
-            now.behind,
-            now.behind_s,
-            [max(0, a - b) for a, b in zip(now.latencies, before.latencies, strict=True)],
-        )
+        pairs = zip(now["latencies"], before["latencies"], strict=True)
+        return {
+            "joined_per_s": (now["joined"] - before["joined"]) / (at_s - before_s),
+            "read_per_s": (now["read"] - before["read"]) / (at_s - before_s),
+            "wasted": max(0, now["wasted"] - before["wasted"]),
+            **{key: now[key] for key in ("waiting", "behind", "behind_s")},
+            "latencies": [max(0, a - b) for a, b in pairs],
+        }
 
     def told(self, after_s: float) -> dict[str, Any]:
         """{times, edges_ms, datacenters: {name: {joined_per_s, ...}}} of the steps after that time:
-        of each field of a Point a column of as many values as `times`, None where nothing is known."""
+        of each of COLUMNS as many values as there are `times`, None where nothing is known."""
         times = [at for at in self.times if at > after_s]
+        old = len(self.times) - len(times)
         return {
             "times": times,
             "edges_ms": [edge / 1000 for edge in EDGES_US],
             "datacenters": {
-                name: _columns(list(points)[len(points) - len(times) :])
+                name: {
+                    key: [None if point is None else point[key] for point in islice(points, old, None)]
+                    for key in COLUMNS
+                }
                 for name, points in sorted(self._points.items())
             },
         }
 
 
-def _columns(points: Sequence[Point | None]) -> dict[str, list[Any]]:
-    return {
-        key: [None if point is None else getattr(point, key) for point in points] for key in Point.__slots__
-    }
-
-
-def counted(dispatchers: Iterable[Status]) -> dict[str, _Counted]:
+def counted(dispatchers: Iterable[Status]) -> dict[str, Status]:
     """Of each datacenter what its dispatchers count together."""
-    dispatchers = list(dispatchers)
-    found = {}
-    for row in whole(dispatchers):
-        name = row["datacenter"]
-        own = [status for status in dispatchers if status["datacenter"] == name]
-        found[name] = _Counted(
-            row["fates"].get(Fate.JOINED.value, 0),
-            row["foreign_events"],
-            row["wasted_joins"],
-            row["pending"],
-            sum(status["backlog"]["events"] for status in own),
-            max(status["backlog"]["seconds"] for status in own),
-            gathered([status["latency_us"] for status in own]),
-        )
-    return found
+    own: dict[str, list[Status]] = {}
+    for status in dispatchers:
+        own.setdefault(status["datacenter"], []).append(status)
+    return {
+        row["datacenter"]: {
+            "joined": row["fates"].get(Fate.JOINED.value, 0),
+            "read": row["foreign_events"],
+            "wasted": row["wasted_joins"],
+            "waiting": row["pending"],
+            "behind": sum(status["backlog"]["events"] for status in own[row["datacenter"]]),
+            "behind_s": max(status["backlog"]["seconds"] for status in own[row["datacenter"]]),
+            "latencies": gathered([status["latency_us"] for status in own[row["datacenter"]]]),
+        }
+        for row in whole(chain(*own.values()))
+    }
 
 
 def gathered(histograms: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
