@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -113,17 +113,13 @@ def whole(dispatchers: Iterable[Status]) -> list[dict[str, Any]]:
     """Of each datacenter what its workers that answered count together."""
     sums: dict[str, dict[str, Any]] = {}
     for status in dispatchers:
-        known = sums.get(status["datacenter"], {})
-        fates = Counter(known.get("fates", {}))
-        fates.update(status["fates"])
-        differing = Counter(known.get("differing", {}))
-        differing.update(status.get("differing", {}))
-        sums[status["datacenter"]] = {
-            "datacenter": status["datacenter"],
-            "fates": dict(fates),
-            "differing": dict(differing),
-            **{count: known.get(count, 0) + status.get(count, 0) for count in _SUMMED},
-        }
+        name = status["datacenter"]
+        none = {"datacenter": name, "fates": Counter(), "differing": Counter(), **dict.fromkeys(_SUMMED, 0)}
+        known = sums.setdefault(name, none)
+        known["fates"].update(status["fates"])
+        known["differing"].update(status.get("differing", {}))
+        for count in _SUMMED:
+            known[count] += status.get(count, 0)
     return list(sums.values())
 
 
@@ -207,16 +203,13 @@ def percentiles_ms(histograms: Iterable[Status]) -> dict[str, float | None]:
         edges = list(histogram["edges"])
         # One that has counted nothing yet has no buckets.
         counts = [a + b for a, b in zip_longest(counts, histogram["counts"], fillvalue=0)]
-    total = sum(counts)
     result: dict[str, float | None] = {}
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        result[name] = None
-        seen = 0
-        for edge, count in zip(edges, counts, strict=False):
-            seen += count
-            if total and seen >= share * total:
-                result[name] = round(edge / 1_000, 3)
-                break
+        least = max(share * sum(counts), 1)
+        edge = next(
+            (edge for edge, seen in zip(edges, accumulate(counts), strict=False) if seen >= least), None
+        )
+        result[name] = None if edge is None else round(edge / 1_000, 3)
     return result
 
 
