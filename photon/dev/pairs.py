@@ -6,7 +6,6 @@ Which events are wrong, `photon verify` tells. While a run goes on it is checked
 
 import hashlib
 import operator
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from joiner.joined_lines import ID, JoinedDecoder, blocks_of, inside, joined_files
+from photon.core.clock import Background
 from photon.core.columns import Field
-from photon.core.errors import PhotonError, UsageError
+from photon.core.errors import UsageError
 from photon.core.settings import Settings, parse_path
 
 EVERY_S: Final = 3.0
@@ -105,25 +105,24 @@ class LiveCheck:
 
     def __init__(self, joined: Path) -> None:
         self._joined = joined
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="live-check", daemon=True)
+        self._looks = Background("live-check", self.step)
+        self.start, self.stop = self._looks.start, self._looks.stop
         self._wrong = ""
         self._told: dict[str, Any] = {"ok": None, "text": "nothing is joined yet"}
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-
     def told(self) -> list[dict[str, Any]]:
         """[{ok: None where it is not known, text}]. Any thread."""
-        return [self._told]
+        trouble = self._looks.trouble  # such as a file that was made Parquet meanwhile
+        return [self._told if trouble is None else {"ok": None, "text": trouble}]
 
-    def step(self) -> int:
-        """One look; how many lines there are."""
+    def step(self) -> float:
+        """One look; the seconds until the next."""
+        began = time.monotonic()
         report = check_pairs(self._joined, with_sha256=False)
+        if report.lines > LINES_MAX:
+            text = f"more than {LINES_MAX:,} joined lines: they are checked at the end"
+            self._told = {"ok": None, "text": text}
+            return float("inf")
         found = {
             "join an event again": report.repeated,
             "hold another primary event than the one they name": report.mismatched,
@@ -135,18 +134,4 @@ class LiveCheck:
             text = f"{report.lines:,} joined lines, each event once, each with its own primary"
             self._told = {"ok": True, "text": text}
         self._wrong = wrong
-        return report.lines
-
-    def _run(self) -> None:
-        wait_s = EVERY_S
-        while not self._stopping.wait(wait_s):
-            began, lines = time.monotonic(), 0
-            try:
-                lines = self.step()
-            except (PhotonError, OSError) as error:  # a file that was made Parquet meanwhile
-                self._told = {"ok": None, "text": str(error)}
-            if lines > LINES_MAX:
-                text = f"more than {LINES_MAX:,} joined lines: they are checked at the end"
-                self._told = {"ok": None, "text": text}
-                return
-            wait_s = max(EVERY_S, (time.monotonic() - began) / SHARE)
+        return max(EVERY_S, (time.monotonic() - began) / SHARE)
