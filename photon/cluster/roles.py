@@ -24,7 +24,7 @@ from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.cluster.topology import Pipeline, Process, Replica, Topology
 from photon.connect.importer import copies_of
 from photon.core.addresses import joined, parts, split_address
-from photon.core.clock import SteadyClock, SystemClock
+from photon.core.clock import Background, SteadyClock, SystemClock
 from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import (
     AddressInUseError,
@@ -59,7 +59,7 @@ class _Server(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-class _Asks(Protocol):
+class Asks(Protocol):
     """A client that asks one process for its status."""
 
     def status(self) -> dict[str, Any]: ...
@@ -82,8 +82,6 @@ class Role:
     """Its place among those that are stopped, down the stream, so that nobody loses whom it still needs."""
     processes: Callable[[Topology], int]
     """How many of them a datacenter has, or, of replicas, the system."""
-    asks: Callable[[str, float, Network], _Asks] | None = None
-    """A client of the process at the address; None: replicas are asked by the registry's."""
     reads_on: bool = False
     """It sends new events into the system: started once all else is known to be well."""
     fills_logs: bool = False
@@ -155,13 +153,12 @@ def _start(topology: Topology, process: Process, server: _Server, network: Netwo
 
 def _end(error: BaseException) -> NoReturn:
     """Bad usage is also a replica that was replaced: it never comes back."""
-    status = 1
-    if isinstance(error, CorruptStateError):
-        status = CORRUPT_STATUS
-    elif isinstance(error, AddressInUseError):
-        status = ADDRESS_STATUS
-    elif isinstance(error, UsageError):
-        status = error.exit_status
+    told = {
+        CorruptStateError: CORRUPT_STATUS,
+        AddressInUseError: ADDRESS_STATUS,
+        UsageError: UsageError.exit_status,
+    }
+    status = next((status for kind, status in told.items() if isinstance(error, kind)), 1)
     if not isinstance(error, PhotonError):
         logging.getLogger("photon").critical("unexpected", exc_info=error)
     sys.stderr.write(f"photon: {error or type(error).__name__}\n")
@@ -174,16 +171,14 @@ def watch_expiry(tls: Tls | None) -> None:
     file counts after a restart only."""
     if tls is None:
         return
-    log = logging.getLogger("photon.tls")
 
-    def watch() -> None:
-        while True:
-            complaint = expiry_complaint(tls, time.time())
-            if complaint is not None:
-                log.warning("%s", complaint)
-            time.sleep(LOOK_EVERY_S)
+    def look() -> float:
+        complaint = expiry_complaint(tls, time.time())
+        if complaint is not None:
+            logging.getLogger("photon.tls").warning("%s", complaint)
+        return LOOK_EVERY_S
 
-    threading.Thread(target=watch, name="expiry", daemon=True).start()
+    Background("expiry", look).start()
 
 
 def _registry(topology: Topology, process: Process, network: Network, fail: _Fail) -> _Server:
@@ -373,28 +368,24 @@ def _registry_client(topology: Topology, datacenter: str, network: Network) -> "
     return RegistryClient(replicas, timeout_s, SystemClock(), random.Random(), network)
 
 
-def _asks_importer(address: str, timeout_s: float, network: Network) -> _Asks:
-    from photon.connect.client import ImporterClient
+def client_of(process: Process, timeout_s: float, network: Network) -> Asks:
+    """It asks that one process, which is none of the registry."""
+    match process.role:
+        case "importer":
+            from photon.connect.client import ImporterClient
 
-    return ImporterClient(address, timeout_s, network)
+            return ImporterClient(process.address, timeout_s, network)
+        case "eventstore":
+            from eventstore.client import EventStoreClient
 
+            return EventStoreClient([process.address], timeout_s, network=network)
+        case "joiner":
+            from joiner.client import JoinerClient
 
-def _asks_eventstore(address: str, timeout_s: float, network: Network) -> _Asks:
-    from eventstore.client import EventStoreClient
-
-    return EventStoreClient([address], timeout_s, network=network)
-
-
-def _asks_joiner(address: str, timeout_s: float, network: Network) -> _Asks:
-    from joiner.client import JoinerClient
-
-    return JoinerClient([address], timeout_s, network=network)
-
-
-def _asks_dispatcher(address: str, timeout_s: float, network: Network) -> _Asks:
+            return JoinerClient([process.address], timeout_s, network=network)
     from dispatcher.client import DispatcherClient
 
-    return DispatcherClient(address, timeout_s, network)
+    return DispatcherClient(process.address, timeout_s, network)
 
 
 _ROWS: Final = (
@@ -414,7 +405,6 @@ _ROWS: Final = (
         stops=0,
         fills_logs=True,
         processes=lambda topology: int(topology.imports),
-        asks=_asks_importer,
     ),
     Role(
         name="eventstore",
@@ -423,7 +413,6 @@ _ROWS: Final = (
         make=_eventstore,
         stops=2,
         processes=lambda topology: topology.settings.eventstore.processes,
-        asks=_asks_eventstore,
     ),
     Role(
         name="joiner",
@@ -433,7 +422,6 @@ _ROWS: Final = (
         stops=1,
         completes_files=True,
         processes=lambda topology: topology.settings.joiner.processes,
-        asks=_asks_joiner,
     ),
     Role(
         name="dispatcher",
@@ -443,7 +431,6 @@ _ROWS: Final = (
         stops=0,
         reads_on=True,
         processes=lambda topology: topology.settings.dispatcher.workers,
-        asks=_asks_dispatcher,
     ),
 )
 ROLES: Final = {role.name: role for role in _ROWS}

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from photon.cluster.registry_access import notice, registry_of
-from photon.cluster.roles import ROLES
-from photon.cluster.topology import Topology
+from photon.cluster.roles import ROLES, client_of
+from photon.cluster.topology import REGISTRY, Topology
 from photon.core.errors import UnavailableError
 from photon.core.fates import LETTERS, Fate
 
@@ -75,13 +75,12 @@ class StatusReader:
         registry = self._closing.enter_context(registry_of(topology).client(TIMEOUT_S))
         self._calls: dict[str, Callable[[], Status]] = {}
         for process in topology.processes():
-            asks = ROLES[process.role].asks
-            if asks is None:
+            if process.role == REGISTRY:
                 self._calls[process.title] = partial(registry.status, process.address)
             else:
-                asked = asks(process.address, TIMEOUT_S, network)
-                self._closing.callback(asked.close)
-                self._calls[process.title] = asked.status
+                client = client_of(process, TIMEOUT_S, network)
+                self._closing.callback(client.close)
+                self._calls[process.title] = client.status
         self._pool = ThreadPoolExecutor(min(len(self._calls), THREADS_MAX), thread_name_prefix="status")
         self._last: dict[str, Status | None] = dict.fromkeys(self._calls)
         self.why_silent: dict[str, str] = {}
