@@ -6,12 +6,13 @@ resumed on one that remembers at least what stands in the joined logs.
 
 import contextlib
 import glob
-import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from dispatcher.workers import check_workers
 from joiner.output_files import same_directory
@@ -31,9 +32,18 @@ SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
 MARK: Final = "run"
 """In the joined logs of each output: whose they are."""
-
 _WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.path.realpath)
 """A link may lead from a pattern to the output, or from the output into a pattern."""
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """What a run was made with: its identity, its output from the work directory, how many joiners there are
+    in each datacenter, and the settings that must stay."""
+
+    run: str
+    output: str
+    joiners: dict[str, int]
+    settings: dict[str, Any]
 
 
 def check_run(
@@ -198,58 +208,54 @@ def check_same_run(
         check_workers(work / name / "dispatcher", settings.dispatcher.workers)
     path, mark = work / "run.json", out / "joined" / MARK
     marks = {root: Path(root) / "joined" / MARK for root in settings.joiner.output_roots}
-    runs = {"datacenters": list(joiners), "joiners": dict(joiners)}
     now = {
         "registry.shards": settings.registry.shards,
         "registry.replicas": settings.registry.replicas,
         "ids.time_spread_max_s": settings.ids.time_spread_max_s,
         **identity_settings(settings),
     }
-    if not path.exists():
-        if joined_lines:
-            raise UsageError(
-                f"the output holds {joined_lines:,} joined lines that {work} knows nothing of, they might be "
-                "joined twice; name the --work they were made with, or an empty --out"
-            )
-        identity = secrets.token_hex(8)
-        home = os.path.relpath(out, work)
-        _check_roots(marks, identity)
-        _write(path, {"run": identity, "output": home, **runs, **now})
-    else:
-        before = _read(path, {"run", "output", *runs, *now})
-        identity = before["run"]
-        _check_unchanged(work, before, now)
+    before = _read(path) if path.exists() else None
+    if before is None and joined_lines:
+        raise UsageError(
+            f"the output holds {joined_lines:,} joined lines that {work} knows nothing of, they might be "
+            "joined twice; name the --work they were made with, or an empty --out"
+        )
+    made = _Made(secrets.token_hex(8), os.path.relpath(out, work), {**joiners}, now)
+    if before is not None:
+        _check_unchanged(work, before.settings, now)
         _check_output(work, out, mark, before)
-        _check_roots(marks, identity)
-        _check_none_left_out(work, before, joiners)
-        if any(before[name] != value for name, value in runs.items()):
-            _write(path, {**before, **runs})
+        _check_none_left_out(work, before.joiners, joiners)
         if joined_lines:
             _check_replicas(work, settings.registry.replicas)
+        made = msgspec.structs.replace(made, run=before.run, output=before.output)
+    _check_roots(marks, made.run)
+    if made != before:
+        with storage_errors(path):
+            write_file(path, msgspec.json.encode(made))
     for each in (mark, *marks.values()):
         with storage_errors(each):
             make_directory(each.parent)
-            write_file(each, identity.encode())
+            write_file(each, made.run.encode())
 
 
 def _check_unchanged(work: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changed = [name for name, value in now.items() if before[name] != value]
-    if changed:
-        how = "; `photon reshard` changes the number" if changed[0] == "registry.shards" else ""
+    changed = next((name for name, value in now.items() if before.get(name) != value), None)
+    if changed is not None:
+        how = "; `photon reshard` changes the number" if changed == "registry.shards" else ""
         raise SettingsError(
-            f"{changed[0]} was {before[changed[0]]} when {work} was made; "
+            f"{changed} was {before.get(changed)} when {work} was made; "
             f"set it back or use an empty --work and --out{how}"
         )
 
 
-def _check_output(work: Path, out: Path, mark: Path, before: Mapping[str, Any]) -> None:
+def _check_output(work: Path, out: Path, mark: Path, before: _Made) -> None:
     """One work directory and one output belong together: each knows what stands in the other."""
     found = mark.read_text("ascii", "replace") if mark.exists() else None
-    if found is None and os.path.relpath(out, work) == before["output"]:
+    if found is None and os.path.relpath(out, work) == before.output:
         return  # the joined logs were moved away; the run says how many are missing
-    if found != before["run"]:
+    if found != before.run:
         raise UsageError(
-            f"{work} belongs to the output {os.path.normpath(work / before['output'])}, not to {out}; "
+            f"{work} belongs to the output {os.path.normpath(work / before.output)}, not to {out}; "
             "name that one, or an empty --work"
         )
 
@@ -266,9 +272,8 @@ def _check_roots(marks: Mapping[str, Path], identity: str) -> None:
             )
 
 
-def _check_none_left_out(work: Path, before: Mapping[str, Any], joiners: Mapping[str, int]) -> None:
+def _check_none_left_out(work: Path, had: Mapping[str, int], joiners: Mapping[str, int]) -> None:
     """A joiner that is left out may have registered what it has not written yet: it is the same by name."""
-    had: dict[str, int] = before["joiners"]
     missing = [name for name in had if name not in joiners]
     if missing:
         raise UsageError(
@@ -285,21 +290,13 @@ def _check_none_left_out(work: Path, before: Mapping[str, Any], joiners: Mapping
             )
 
 
-def _write(path: Path, facts: Mapping[str, Any]) -> None:
-    with storage_errors(path):
-        write_file(path, json.dumps(facts).encode())
-
-
-def _read(path: Path, names: Set[str]) -> dict[str, Any]:
+def _read(path: Path) -> _Made:
     try:
-        facts = json.loads(path.read_bytes())
-        if not isinstance(facts, dict) or facts.keys() != names:
-            raise ValueError("not what this version writes")
+        return msgspec.json.decode(path.read_bytes(), type=_Made)
     except (OSError, ValueError) as error:
         raise StorageError(
             f"{path}: cannot be read ({error}); restore it, or start in an empty --work and --out"
         ) from error
-    return facts
 
 
 def _check_replicas(work: Path, replicas: int) -> None:
