@@ -17,11 +17,9 @@ from typing import Final, TypeVar
 
 from joiner.output_files import LINES, PARQUET, complete_files
 from photon.cluster.registry_replicas import DiskWatch, Members
-from photon.cluster.roles import ROLES, Role
 from photon.cluster.supervisor import Launcher, PortTakenError, Supervisor
 from photon.cluster.topology import JOINER_FILES, REGISTRY, Pipeline, Replica, Topology, write_topology
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.settings import PIPELINE_ROLES
 
 PORT_TRIES_MAX: Final = 5
 GRACE_S: Final = 10.0
@@ -34,6 +32,8 @@ BYTES_PER_S_MIN: Final = 4 << 20
 _LOW: Final = 20_000
 _HIGH: Final = 32_000
 _TRIES: Final = 2_000
+_STOPS: Final = (("importer", "dispatcher"), ("joiner",), (REGISTRY, "eventstore"))
+"""Down the stream, so that nobody loses whom it still needs."""
 _Started = TypeVar("_Started")
 
 
@@ -80,7 +80,12 @@ def placed(
     `sites`: replica -> its datacenter, of those that are anywhere in particular; `datacenters`: of pipelines.
     """
     settings = topology.settings
-    counts = {role: ROLES[role].processes(topology) for role in PIPELINE_ROLES}
+    counts = {
+        "importer": int(topology.imports),
+        "eventstore": settings.eventstore.processes,
+        "joiner": settings.joiner.processes,
+        "dispatcher": settings.dispatcher.workers,
+    }
     processes = len(members.names) + len(datacenters) * sum(counts.values())
     needed = len(members.names) + processes * (2 if settings.metrics.serve else 1)
     addresses = (f"127.0.0.1:{port}" for port in free_ports(needed, rng))
@@ -125,13 +130,10 @@ class LocalCluster:
         self.supervisor = Supervisor(work / "logs", launcher)
         self._disks = DiskWatch(work / REGISTRY, [replica.name for replica in topology.replicas])
 
-    def start(self) -> None:
-        """Everything at once: each process waits for those it needs."""
-        self.start_those(lambda _: True)
-
-    def start_those(self, chosen: Callable[[Role], bool]) -> None:
-        """The processes of these roles that are not started yet."""
-        for process in self.topology.processes(*(r.name for r in ROLES.values() if chosen(r))):
+    def start(self, *roles: str) -> None:
+        """The processes of these roles, or of every one, that are not started yet: each waits for those it
+        needs."""
+        for process in self.topology.processes(*roles):
             if process.title in self.supervisor.children:
                 continue
             # The name first: `ps` may cut a long path off.
@@ -145,12 +147,10 @@ class LocalCluster:
         self.supervisor.poll()
 
     def stop(self) -> None:
-        """Down the stream, so that nobody loses whom it still needs."""
-        for tier in sorted({role.stops for role in ROLES.values()}):
-            roles = [role for role in ROLES.values() if role.stops == tier]
-            completing = any(role.completes_files for role in roles)
-            left = unlisted_files(self.topology) if completing else []
-            self.supervisor.stop(self.topology.titles(*(role.name for role in roles)), grace_s(left))
+        """Joiners complete what they have closed first, and have the time for it."""
+        for roles in _STOPS:
+            left = unlisted_files(self.topology) if "joiner" in roles else []
+            self.supervisor.stop(self.topology.titles(*roles), grace_s(left))
 
     def kill(self) -> None:
         """SIGKILL everything, for good."""

@@ -78,16 +78,6 @@ class Role:
     imports: tuple[str, ...]
     """What the nursery imports before it forks one."""
     make: Callable[[Topology, Process, Network, _Fail], _Server]
-    stops: int
-    """Its place among those that are stopped, down the stream, so that nobody loses whom it still needs."""
-    processes: Callable[[Topology], int]
-    """How many of them a datacenter has, or, of replicas, the system."""
-    reads_on: bool = False
-    """It sends new events into the system: started once all else is known to be well."""
-    fills_logs: bool = False
-    """Others read what it writes: where that has an end, they are started after it."""
-    completes_files: bool = False
-    """Before it ends; that may take its time."""
 
 
 def serve_role(role: str, topology: Topology, name: str) -> None:
@@ -390,47 +380,34 @@ def client_of(process: Process, timeout_s: float, network: Network) -> Asks:
 
 _ROWS: Final = (
     Role(
-        name="registry",
-        text="The IdRegistry: one process hosts a replica of every shard.",
-        imports=("photon.cli.roles", "idregistry.server"),
-        make=_registry,
-        stops=2,
-        processes=lambda topology: topology.settings.registry.replicas,
+        "registry",
+        "The IdRegistry: one process hosts a replica of every shard.",
+        ("photon.cli.roles", "idregistry.server"),
+        _registry,
     ),
     Role(
-        name="importer",
-        text="The importer: copies events from Kafka or tables into log files.",
-        imports=("photon.connect.server",),
-        make=_importer,
-        stops=0,
-        fills_logs=True,
-        processes=lambda topology: int(topology.imports),
+        "importer",
+        "The importer: copies events from Kafka or tables into log files.",
+        ("photon.connect.server",),
+        _importer,
     ),
     Role(
-        name="eventstore",
-        text="The EventStore: finds primary events in cache and logs.",
-        imports=("eventstore.server", "idregistry.client"),
-        make=_eventstore,
-        stops=2,
-        processes=lambda topology: topology.settings.eventstore.processes,
+        "eventstore",
+        "The EventStore: finds primary events in cache and logs.",
+        ("eventstore.server", "idregistry.client"),
+        _eventstore,
     ),
     Role(
-        name="joiner",
-        text="The joiner: joins, registers, writes.",
-        imports=("eventstore.client", "idregistry.client", "joiner.server"),
-        make=_joiner,
-        stops=1,
-        completes_files=True,
-        processes=lambda topology: topology.settings.joiner.processes,
+        "joiner",
+        "The joiner: joins, registers, writes.",
+        ("eventstore.client", "idregistry.client", "joiner.server"),
+        _joiner,
     ),
     Role(
-        name="dispatcher",
-        text="The dispatcher: reads foreign events and keeps them until joined.",
-        imports=("eventstore.client", "idregistry.client", "joiner.client", "dispatcher.server"),
-        make=_dispatcher,
-        stops=0,
-        reads_on=True,
-        processes=lambda topology: topology.settings.dispatcher.workers,
+        "dispatcher",
+        "The dispatcher: reads foreign events and keeps them until joined.",
+        ("eventstore.client", "idregistry.client", "joiner.client", "dispatcher.server"),
+        _dispatcher,
     ),
 )
 ROLES: Final = {role.name: role for role in _ROWS}

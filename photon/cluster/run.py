@@ -224,13 +224,13 @@ def running(
         ):
             loop = RunLoop(cluster, reader, pool, ground.told_to_stop, notice, every_s)
             if topology.drain and topology.titles("importer"):
-                cluster.start_those(lambda role: role.fills_logs)
+                cluster.start("importer")
                 loop.until(partial(_imported, ground.told_to_stop), ("importer",))
-            cluster.start_those(lambda role: not role.reads_on)
+            cluster.start(*(role for role in ROLES if role != "dispatcher"))
             # Ids that are forgotten on purpose are not missed.
             if ground.joined_before and not settings.registry.retention_days:
                 _await_memory(loop, RegistryMemory(ground.joined_before, work))
-            cluster.start_those(lambda role: role.reads_on)
+            cluster.start("dispatcher")  # new events come in once all else is known to be well
             yield loop
         cluster.stop()
     except BaseException:
