@@ -73,6 +73,7 @@ def serving(nursery, tmp_path):
     yield start
     for child in started:
         child.kill()
+        child.wait(60.0)
 
 
 def test_a_fork_shows_its_own_command_line_and_can_be_told_to_end(serving):
