@@ -4,11 +4,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from photon.cluster.local_cluster import placed
-from photon.cluster.registry_replicas import Members, members_of
-from photon.cluster.topology import Pipeline, Topology, check_processes, read_topology, topology_of, unplaced
+from photon.cluster.registry_replicas import members_of
+from photon.cluster.topology import Topology, check_processes, topology_of, unplaced
 from photon.core.disk import make_directory
 from photon.core.errors import UsageError
 from photon.core.settings import PIPELINE_ROLES, DatacenterPlace, Settings
@@ -28,6 +28,8 @@ _FEW_REPLICAS: Final = {1: ("east",), 3: ("east", "west", "central")}
 """A region each."""
 _MORE_SITES: Final = (*REGIONS, "central", "west", "central", "east")
 """Of five replicas and more: no region gets a majority of 5, 7 or 9."""
+
+_Place = TypeVar("_Place", bound=DatacenterPlace)
 
 
 def plan_dev(
@@ -50,9 +52,12 @@ def plan_dev(
     settings = replace(settings, registry=replace(settings.registry, replicas=replicas))
     members = members_of(work, replicas)
     topology = replace(unplaced(settings, primary, foreign, out, drain=False), regions=dict(REGIONS))
-    sites = replica_sites(members, replicas, _sites_before(work))
+    sites = replica_sites(members.names, replicas)
     topology = placed(topology, members, sites, PIPELINE_SITES[:datacenters], work, rng)
-    pipelines = [_reading(pipeline, work, primary) for pipeline in topology.pipelines]
+    pipelines = [
+        _read_by(each, work, each.datacenter, topology.primary, topology.foreign)
+        for each in topology.pipelines
+    ]
     topology = replace(topology, pipelines=pipelines)
     check_processes(topology)
     return topology
@@ -81,29 +86,13 @@ def named_replicas(document: Mapping[str, Any]) -> int:
     return named
 
 
-def replica_sites(members: Members, replicas: int, before: Mapping[str, str]) -> dict[str, str]:
-    """Replica -> datacenter. One that takes another's place is where that was."""
+def replica_sites(names: Sequence[str], replicas: int) -> dict[str, str]:
+    """Replica -> datacenter. One that takes another's place is where one is free."""
     sites = _FEW_REPLICAS.get(replicas) or _MORE_SITES[:replicas]
-    founders = dict(zip((f"r{number}" for number in range(replicas)), sites, strict=True)) | dict(before)
-    placed = {name: founders[name] for name in members.names if name in founders}
-    placed |= {new: founders[old] for old, new in members.lost if old in founders}
-    free = [site for name, site in founders.items() if name not in members.names]
-    for name, site in zip((n for n in members.names if n not in placed), free, strict=False):
-        placed[name] = site
-    return placed
-
-
-def _sites_before(work: Path) -> dict[str, str]:
-    path = work / "topology.json"
-    return {r.name: r.datacenter for r in read_topology(path).replicas} if path.exists() else {}
-
-
-def _reading(pipeline: Pipeline, work: Path, primary: Sequence[str]) -> Pipeline:
-    """Its own copy of the generated logs, where none are given."""
-    if primary:
-        return pipeline
-    queries, clicks = _patterns(work, pipeline.datacenter)
-    return replace(pipeline, primary=(queries,), foreign=(clicks,))
+    founders = dict(zip((f"r{number}" for number in range(replicas)), sites, strict=True))
+    free = [site for name, site in founders.items() if name not in names]
+    new = [name for name in names if name not in founders]
+    return founders | dict(zip(new, free, strict=False))
 
 
 def _patterns(work: Path, datacenter: str) -> tuple[str, str]:
@@ -123,9 +112,7 @@ def _described(
     return topology
 
 
-def _read_by(
-    place: DatacenterPlace, work: Path, name: str, primary: Sequence[str], foreign: Sequence[str]
-) -> DatacenterPlace:
+def _read_by(place: _Place, work: Path, name: str, primary: Sequence[str], foreign: Sequence[str]) -> _Place:
     """The given logs; else those of the settings; else the generated ones."""
     if not place.joiners or (not primary and (place.primary or place.foreign)):
         return place
