@@ -4,8 +4,9 @@ import contextlib
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,22 +39,15 @@ class _Pair(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One foreign event at `place` (file:line or file:offset), and its primary event; or what is amiss."""
-
-    place: str
-    foreign: bytes
-    primary: bytes | None = None
-    malformed: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """`text`: the joined line, or the reason why there is none."""
 
     place: str
     outcome: str
     text: str
+
+
+_Judge = Callable[[str, bytes, bytes | None], Verdict]
 
 
 @click.group("adapter")
@@ -86,10 +80,9 @@ def test(
     settings = load_settings(config)
     if use is not None:
         settings = replace(settings, adapter=replace(settings.adapter, use=use))
-    samples = _samples(file, primary, foreign, settings)
-    batch_adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
+    judge = partial(_judged, BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field)))
     with _interruptible():
-        verdicts = [judge(sample, batch_adapter) for sample in samples]
+        verdicts = [*_verdicts(file, primary, foreign, settings, judge)]
     counts = Counter(verdict.outcome for verdict in verdicts)
     click.echo(_document(verdicts, counts) if as_json else _page(verdicts, counts))
     if any(counts[outcome] for outcome in _FAILURES):
@@ -106,30 +99,28 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def judge(sample: Sample, batch_adapter: BatchAdapter) -> Verdict:
-    """What the adapter makes of one sample; as in a joiner."""
-    if sample.malformed:
-        return Verdict(sample.place, MALFORMED, sample.malformed)
-    if sample.primary is None:
-        return Verdict(sample.place, NO_PRIMARY, "the primary event it names is not among the samples")
-    joined = batch_adapter.join_one(sample.primary, sample.foreign)
+def _judged(adapter: BatchAdapter, place: str, foreign: bytes, primary: bytes | None) -> Verdict:
+    """What the adapter makes of a foreign event at `place` (file:line or file:offset); as in a joiner."""
+    if primary is None:
+        return Verdict(place, NO_PRIMARY, "the primary event it names is not among the samples")
+    joined = adapter.join_one(primary, foreign)
     if isinstance(joined, bytes):
-        return Verdict(sample.place, JOINED, joined.decode("utf-8"))
-    return Verdict(sample.place, SKIPPED if isinstance(joined, Skip) else RAISED, joined.reason)
+        return Verdict(place, JOINED, joined.decode("utf-8"))
+    return Verdict(place, SKIPPED if isinstance(joined, Skip) else RAISED, joined.reason)
 
 
-def _samples(
-    file: Path | None, primary: Path | None, foreign: Path | None, settings: Settings
-) -> Iterator[Sample]:
+def _verdicts(
+    file: Path | None, primary: Path | None, foreign: Path | None, settings: Settings, judge: _Judge
+) -> Iterator[Verdict]:
     if file is not None and primary is None and foreign is None:
         lines = split_chunk(_read(file)).lines
-        return (_pair(f"{file.name}:{n}", line, settings) for n, line in enumerate(lines, 1))
+        return (_of_pair(f"{file.name}:{n}", line, settings, judge) for n, line in enumerate(lines, 1))
     if file is None and primary is not None and foreign is not None:
-        return _from_logs(primary, foreign, settings)
+        return _of_logs(primary, foreign, settings, judge)
     raise UsageError("give either FILE, which holds pairs, or both --primary FILE and --foreign FILE")
 
 
-def _pair(place: str, line: bytes, settings: Settings) -> Sample:
+def _of_pair(place: str, line: bytes, settings: Settings, judge: _Judge) -> Verdict:
     try:
         line.decode("utf-8")
         pair = msgspec.json.decode(line, type=_Pair)
@@ -137,23 +128,24 @@ def _pair(place: str, line: bytes, settings: Settings) -> Sample:
         if not all(event.startswith(b"{") and len(event) > 2 for event in (primary, foreign)):
             raise msgspec.DecodeError("an event must be an object with a field at least")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Sample(place, line, malformed=f'no line {{"primary": {{...}}, "foreign": {{...}}}}: {error}')
-    return Sample(place, foreign, primary, max(_too_long(event, settings) for event in (primary, foreign)))
+        return Verdict(place, MALFORMED, f'no line {{"primary": {{...}}, "foreign": {{...}}}}: {error}')
+    why = _too_long(primary, settings) or _too_long(foreign, settings)
+    return Verdict(place, MALFORMED, why) if why else judge(place, foreign, primary)
 
 
-def _from_logs(primary: Path, foreign: Path, settings: Settings) -> Iterator[Sample]:
+def _of_logs(primary: Path, foreign: Path, settings: Settings, judge: _Judge) -> Iterator[Verdict]:
     parser = json_lines(settings)
     queries, clicks = parser.parse_primary(_read(primary)), parser.parse_foreign(_read(foreign))
     for path, batch in ((primary, queries), (foreign, clicks)):
         for bad in batch.malformed:
-            yield Sample(f"{path.name}:{bad.start}", bad.line, malformed=bad.reason)
+            yield Verdict(f"{path.name}:{bad.start}", MALFORMED, bad.reason)
     # Of a primary event that is repeated the first is taken.
     events = dict(reversed(list(zip(split_ids(queries.ids), queries.lines, strict=True))))
     rows = zip(split_ids(clicks.primary_ids), clicks.lines, clicks.starts.tolist(), strict=True)
     for key, line, start in rows:
-        found = events.get(key)
+        place, found = f"{foreign.name}:{start}", events.get(key)
         why = _too_long(line, settings) or _too_long(found or b"", settings)
-        yield Sample(f"{foreign.name}:{start}", line, found, why)
+        yield Verdict(place, MALFORMED, why) if why else judge(place, line, found)
 
 
 def _too_long(event: bytes, settings: Settings) -> str:
