@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import click
 
@@ -50,7 +50,7 @@ def init(
     """
     from dispatcher.initialise import initialise
 
-    begin = _start(start)
+    begin = cast("Start", start) if start in ("now", "start") else parse_time_us(start, "--from")
     settings, places = _where(work, datacenter, foreign, config)
     for _, patterns, _ in places:  # all of them before the first place is set
         check_patterns(patterns)
@@ -75,14 +75,6 @@ def init(
             f"no file that can be read matches {', '.join(empty)}, so no place was set there: what comes is "
             "read from its start; check the patterns, or wait until there are logs"
         )
-
-
-def _start(text: str) -> "Start":
-    if text == "now":
-        return "now"
-    if text == "start":
-        return "start"
-    return parse_time_us(text, "--from")
 
 
 def _where(

@@ -8,6 +8,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,18 +35,23 @@ def _share(name: str, of: str) -> Callable[[_Command], _Command]:
 @click.option("--clicks", type=int, help="How many clicks, at once.  [default: a fifth of the queries]")
 @click.option("--start-us", type=int, help="Time of the first query, at once.  [default: 1700000000000000]")
 @click.option(
-    "--span", type=float, help="Seconds from the first query to the last, at once.  [default: 3600]"
+    "--span", "span_s", type=float, help="Seconds from the first query to the last, at once.  [default: 3600]"
 )
 @click.option("--rate", type=float, help="Queries a second: write a stream in real time instead.")
 @click.option(
     "--click-rate", type=float, help="Clicks a second, as a stream.  [default: a fifth of the rate]"
 )
-@click.option("--duration", type=float, help="Seconds the stream lasts.  [default: 60]")
+@click.option("--duration", "duration_s", type=float, help="Seconds the stream lasts.  [default: 60]")
 @click.option(
     "--files", type=int, default=8, show_default=True, help="Server processes, a log each, per side."
 )
 @click.option(
-    "--rotate-bytes", type=int, default=64 << 20, show_default=True, help="A log file's size at most."
+    "--rotate-bytes",
+    "file_bytes_max",
+    type=int,
+    default=64 << 20,
+    show_default=True,
+    help="A log file's size at most.",
 )
 @click.option(
     "--opaque-ids", "ids", flag_value="opaque", help="Ids of 32 hex digits instead of ip:pid:timestamp."
@@ -75,26 +81,22 @@ def command(out: Path, as_json: bool, **options: Any) -> None:
 
 def run(out: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Check the command's options (a missing one is None), generate, and give back the truth's document."""
-    at_once = {"queries": "queries", "clicks": "clicks", "start_us": "start_us", "span": "span_s"}
-    stream = {"rate": "rate", "click_rate": "click_rate", "duration": "duration_s"}
-    renamed = {"rotate_bytes": "file_bytes_max"}
     given = {name: value for name, value in options.items() if value is not None}
-    rest = {renamed.get(name, name): given[name] for name in given if name not in at_once | stream}
-    mix = Mix(**rest)
+    of_mix, at_once, stream = (
+        {field.name: given[field.name] for field in fields(kind) if field.name in given}
+        for kind in (Mix, AtOnce, Stream)
+    )
+    mix = Mix(**of_mix)
     streamed = "rate" in given
-    stray = next((name for name in (at_once if streamed else stream) if name in given), None)
-    if stray is not None:
-        wrong = "--" + stray.replace("_", "-")
+    if stray := [*(at_once if streamed else stream)]:
         why = (
             "is for logs written at once, without --rate" if streamed else "is for a stream: give --rate too"
         )
-        raise UsageError(f"{wrong} {why}")
+        raise UsageError(f"--{stray[0].removesuffix('_s').replace('_', '-')} {why}")
     if streamed:
-        amounts = {stream[name]: given[name] for name in stream if name in given}
-        return _stream(out, mix, Stream(**{"click_rate": given["rate"] / 5, **amounts}))
-    amounts = {at_once[name]: given[name] for name in at_once if name in given}
-    amounts.setdefault("clicks", amounts.get("queries", AtOnce().queries) // 5)
-    return generate_at_once(out, mix, AtOnce(**amounts)).document()
+        return _stream(out, mix, Stream(**{"click_rate": given["rate"] / 5, **stream}))
+    at_once.setdefault("clicks", at_once.get("queries", AtOnce().queries) // 5)
+    return generate_at_once(out, mix, AtOnce(**at_once)).document()
 
 
 def _stream(out: Path, mix: Mix, stream: Stream) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`photon init`: a photon.toml for the user's own logs, guessed from their first lines."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -96,14 +97,11 @@ def settings_text(found: Guess, primary: Sample, foreign: Sample) -> str:
 def _line(key: str, found: Found | None, meaning: str) -> str:
     if found is None:
         return f'# {key} = "?"  # not found: {meaning}'
-    return f"{key} = {_quoted(found.path)}  # {'' if found.sure else 'PERHAPS: '}{found.why}"
+    path = json.dumps(found.path, ensure_ascii=False)
+    return f"{key} = {path}  # {'' if found.sure else 'PERHAPS: '}{found.why}"
 
 
 def _time(found: Found | None) -> list[str]:
     if found is None:
         return ['# time = "?"  # not found; ids that Photon makes carry their time, others need it']
     return [_line("time", found, ""), f'time_unit = "{found.unit}"']
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
