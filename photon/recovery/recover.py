@@ -68,7 +68,6 @@ from photon.recovery.rules import (
     reread_refusal,
     seen_again,
     taken,
-    torn_notes,
 )
 from spark.losses import Loss, LostEvents, Survey
 from spark.verification.rules import SETTLE_S
@@ -245,7 +244,7 @@ class _Run:
         self.tell(f"fencing {len(wanted)} incarnations, or waiting for their leases to run out")
         answers = fence(self.registry, wanted, self.clock, self.sleep)
         self.checkpoint("fenced")
-        lives = fenced_now(lives, answers)
+        lives = [fenced_now(one, *answers[one.loss.incarnation]) if one.wanted else one for one in lives]
         report = replace(report, held=lives, refused=refusal(survey, lives, names, job.gone))
         fenced = [one.loss.incarnation for one in lives if one.recoverable]
         if not fenced or report.refused is not None:
@@ -282,6 +281,10 @@ class _Run:
         refused = reread_refusal(lost.untold, taken_away)
         if refused is not None:
             return replace(report, refused=refused)
+        notes = list(report.notes)
+        if torn_bytes:
+            what = "unfinished lines off the ends of joined logs whose joiner has ended"
+            notes.append(f"took {torn_bytes} bytes of {what}")
         before, done = self.taken, Counter[int]()
         for events in lost.events():
             self.tell(f"releasing {events.count:,} events")
@@ -295,7 +298,7 @@ class _Run:
             no_input=sum(lost.missing.values()),
             taken=self.taken - before,
             done=done,
-            notes=[*report.notes, *torn_notes(torn_bytes)],
+            notes=notes,
         )
 
     def _finish(self, plan: Plan) -> None:

@@ -55,6 +55,10 @@ class Held:
         return self.loss.lost + (self.loss.young if self.life in (Life.OVER, Life.FENCED) else 0)
 
     @property
+    def in_flight(self) -> int:
+        return self.loss.lost + self.loss.young - self.lost
+
+    @property
     def wanted(self) -> bool:
         """To be fenced, once its lease is over."""
         return self.life in (Life.ALIVE, Life.OVER, Life.FENCED) and self.lost > 0
@@ -190,7 +194,7 @@ class Report:
 
     @property
     def in_flight(self) -> int:
-        return sum(one.loss.lost + one.loss.young for one in self.held) - self.lost
+        return sum(one.in_flight for one in self.held)
 
     @property
     def remaining(self) -> int:
@@ -238,7 +242,7 @@ def _row(one: Held) -> dict[str, Any]:
         "state": one.life.value,
         "lease_s": round(one.lease_s, 1),
         "lost": one.lost,
-        "in_flight": loss.lost + loss.young - one.lost,
+        "in_flight": one.in_flight,
         "doubtful": loss.doubtful,
         "oldest_us": loss.oldest_us,
     }
@@ -254,19 +258,8 @@ def notes_of(survey: Survey, plans: int) -> list[str]:
     return notes
 
 
-def torn_notes(torn_bytes: int) -> list[str]:
-    what = f"took {torn_bytes} bytes of unfinished lines off the ends of joined logs whose joiner has ended"
-    return [what] if torn_bytes else []
-
-
-def fenced_now(held: Sequence[Held], answers: Mapping[int, tuple[bool, float]]) -> list[Held]:
-    """With what the fences said: incarnation -> fenced, for how long its lease may still run."""
-    return [
-        _fenced(one, *answers[number]) if (number := one.loss.incarnation) in answers else one for one in held
-    ]
-
-
-def _fenced(one: Held, fenced: bool, expires_in_s: float) -> Held:
+def fenced_now(one: Held, fenced: bool, expires_in_s: float) -> Held:
+    """With what its fence said: whether it is fenced, for how long its lease may still run."""
     if fenced:
         return replace(one, life=Life.FENCED, lease_s=0.0)
     return replace(one, life=Life.ALIVE, lease_s=expires_in_s)
@@ -298,9 +291,8 @@ def as_text(report: Report) -> str:
 def _report_row(one: Held) -> str:
     loss = one.loss
     oldest = datetime.fromtimestamp(loss.oldest_us // 1_000_000, UTC)
-    in_flight = loss.lost + loss.young - one.lost
     who = f"{loss.incarnation:016x}  {loss.address:<24}{one.life.value:<10}"
-    return f"{who}{one.lost:>9,}{in_flight:>11,}  {oldest:%Y-%m-%d %H:%M:%SZ}"
+    return f"{who}{one.lost:>9,}{one.in_flight:>11,}  {oldest:%Y-%m-%d %H:%M:%SZ}"
 
 
 def _sums(report: Report) -> list[str]:

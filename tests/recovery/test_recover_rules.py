@@ -60,9 +60,9 @@ def test_what_may_be_in_somebody_elses_hands_is_left_and_told_with_what_mends_it
 
 
 def test_only_the_fence_makes_an_incarnation_recoverable():
-    (one,) = fenced_now([Held(LOSS, Life.OVER)], {7: (False, 4.0)})  # it came back meanwhile
+    one = fenced_now(Held(LOSS, Life.OVER), False, 4.0)  # it came back meanwhile
     assert (one.life, one.lease_s, one.recoverable) == (Life.ALIVE, 4.0, False)
-    (one,) = fenced_now([Held(LOSS, Life.ALIVE, 2.0)], {7: (True, 0.0)})
+    one = fenced_now(Held(LOSS, Life.ALIVE, 2.0), True, 0.0)
     assert (one.life, one.recoverable) == (Life.FENCED, True)
 
 
