@@ -151,11 +151,8 @@ def _abandon(order: "Order", as_json: bool) -> int:
             given_up = abandon_followed(order, client, notice)
             if given_up is None:
                 raise UsageError(f"{place.home}: no unfinished batch to abandon; run it again with --follow")
-            click.echo(
-                json.dumps({"released": given_up.released})
-                if as_json
-                else f"released {given_up.released:,} events; with --follow it goes on, and joins them anew"
-            )
+            told = f"released {given_up.released:,} events; with --follow it goes on, and joins them anew"
+            click.echo(json.dumps({"released": given_up.released}) if as_json else told)
             return 0
         job = place.load()
         if job is None:
@@ -168,10 +165,9 @@ def _abandon(order: "Order", as_json: bool) -> int:
         done = abandon(job, place, client, notice)
         shutil.rmtree(place.staging, ignore_errors=True)
         place.put_away(job, "abandoned")
-    if as_json:
-        click.echo(json.dumps({"released": done.released, "published_buckets": done.kept}))
-    else:
-        click.echo(f"released {done.released:,} events; {done.kept} of {job.buckets} buckets stay published")
+    told = f"released {done.released:,} events; {done.kept} of {job.buckets} buckets stay published"
+    document = {"released": done.released, "published_buckets": done.kept}
+    click.echo(json.dumps(document) if as_json else told)
     return 0
 
 

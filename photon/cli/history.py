@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -74,12 +74,17 @@ def history(
     return 1 if summary["dead_letters"] else 0
 
 
+def shown(counts: Mapping[str, int]) -> str:
+    """What a computation has counted, in words."""
+    told = [f"{what.replace('_', ' ')} {count:,}" for what, count in counts.items() if count]
+    return ", ".join(told) or "nothing"
+
+
 def _print(summary: dict[str, Any], out: Path) -> None:
     for name, counts in summary["counts"].items():
-        told = ", ".join(f"{what.replace('_', ' ')} {count:,}" for what, count in counts.items() if count)
         mark = summary["low_watermarks"].get(name, NEVER)
         upto = "" if not BEFORE < mark < NEVER else f", low watermark {show_time(mark)}"
-        click.echo(f"{name:<20} {told or 'nothing'}{upto}")
+        click.echo(f"{name:<20} {shown(counts)}{upto}")
     click.echo(f"{'done':<20} {summary['seconds']:g} s: {out}/sinks")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from millwheel.topology import Late, Unit, load_topology
-from photon.cli.history import history, live_on_spark, verify
+from photon.cli.history import history, live_on_spark, shown, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
 from photon.cluster.supervisor import die_with_parent
 from photon.core.clock import SystemClock
@@ -452,7 +452,6 @@ def _because(held: dict[str, Any]) -> str:
 
 def _print_summary(summary: dict[str, Any]) -> None:
     for name, counts in summary["counts"].items():
-        told = ", ".join(f"{what.replace('_', ' ')} {count:,}" for what, count in counts.items() if count)
-        click.echo(f"{name:<20} {told or 'nothing'}")
+        click.echo(f"{name:<20} {shown(counts)}")
     how = "done" if summary["ended"] else "stopped"
     click.echo(f"{how:<20} {summary['seconds']:g} s, {summary['restarts']} restarts")

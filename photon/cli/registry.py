@@ -53,23 +53,14 @@ def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
         result = client.reshard(shards, None if at is None else parse_time_us(at))
         intervals = client.configuration().intervals
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "adopted": result.adopted,
-                    "version": result.version,
-                    "start_us": result.start_us,
-                    "why": result.why,
-                    "intervals": [[interval.start_us, len(interval.shards)] for interval in intervals],
-                }
-            )
-        )
+        told = {key: getattr(result, key) for key in ("adopted", "version", "start_us", "why")}
+        told["intervals"] = [[interval.start_us, len(interval.shards)] for interval in intervals]
+        click.echo(json.dumps(told))
     if not result.adopted:
         raise PhotonError(f"not adopted, nothing has changed: {result.why}")
     if not as_json:
-        click.echo(
-            f"{shards} shards for events from {show_time(result.start_us)} on (version {result.version})"
-        )
+        when = show_time(result.start_us)
+        click.echo(f"{shards} shards for events from {when} on (version {result.version})")
 
 
 @click.command("replace")

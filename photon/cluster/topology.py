@@ -418,10 +418,7 @@ def _check(settings: Settings) -> None:
     _check_sets(settings)
     for section, names in (("replicas", settings.replicas), ("datacenters", settings.datacenters)):
         for name in names:
-            if not _NAME.fullmatch(name):
-                raise SettingsError(
-                    f"[{section}.{name!r}]: a name has lower-case letters, digits, '-' and '_', 63 at most"
-                )
+            _check_name(f"[{section}.{name!r}]", name)
     for name in settings.datacenters:
         if name in _OWN_NAMES or name.startswith("logs-"):  # of generated logs
             raise SettingsError(
@@ -444,15 +441,17 @@ def _check(settings: Settings) -> None:
     _check_via(settings)
 
 
+def _check_name(where: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise SettingsError(f"{where}: a name has lower-case letters, digits, '-' and '_', 63 at most")
+
+
 def _check_sets(settings: Settings) -> None:
     sets = Counter(replica.set for replica in settings.replicas.values())
     if MAIN_SET not in sets:
         raise SettingsError(f"[replicas] names no replica of the set '{MAIN_SET}', which has the directory")
     for name, count in sets.items():
-        if not _NAME.fullmatch(name):
-            raise SettingsError(
-                f"[replicas] set {name!r}: a name has lower-case letters, digits, '-' and '_', 63 at most"
-            )
+        _check_name(f"[replicas] set {name!r}", name)
         if count % 2 == 0:
             raise SettingsError(
                 f"[replicas] names an even number of replicas (set '{name}'): one more or less tolerates as "
