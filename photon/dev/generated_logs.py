@@ -407,7 +407,8 @@ _GOOD: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One side's distinct events by process and time: server process, time, raw opaque id, payload number."""
+    """One side's distinct events by process and time: server process, time, raw opaque id, inside of the
+    payload (a number of `texts`)."""
 
     heads: list[str]
     process: Ints
@@ -415,47 +416,15 @@ class _Side:
     kind: str
     raw_ids: npt.NDArray[np.void] | None
     payload: Ints
+    texts: list[str]
 
     def ids(self, rows: Ints) -> list[str]:
         if self.raw_ids is not None:
             return opaque_ids(self.raw_ids[rows].tobytes(), self.kind)
         return photon_ids(self.heads, self.process[rows], self.times[rows])
 
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines of one side in file order: which log, which event, and how it is spoilt (-1: not)."""
-
-    file: Ints
-    source: Ints
-    spoilt: Ints
-
-    def counts(self, distinct: int) -> Counts:
-        malformed = int((self.spoilt != _GOOD).sum())
-        return Counts(distinct, len(self.source) - malformed - distinct, malformed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """All that is drawn: queries (those `hidden` are never written), their users, and clicks on them.
-
-    `clicked` holds the row of each click's query; `joinable` the rows of the clicks on written queries.
-    """
-
-    queries: _Side
-    users: Ints
-    hidden: npt.NDArray[np.bool_]
-    clicks: _Side
-    clicked: Ints
-    joinable: Ints
-
-    def pairs(self) -> list[bytes]:
-        rows = self.joinable
-        return pair_lines(self.queries.ids(self.clicked[rows]), self.clicks.ids(rows))
-
-    def early(self) -> int:
-        older = self.clicks.times < self.queries.times[self.clicked]
-        return int(older[self.joinable].sum())
+    def times_and_payloads(self, rows: Ints) -> tuple[list[int], Iterable[str]]:
+        return self.times[rows].tolist(), map(self.texts.__getitem__, self.payload[rows].tolist())
 
 
 def generate_at_once(out: Path, mix: Mix, amount: AtOnce) -> GeneratedTruth:
@@ -464,67 +433,50 @@ def generate_at_once(out: Path, mix: Mix, amount: AtOnce) -> GeneratedTruth:
     UsageError if OUT already holds logs; StorageError if they can't be written.
     """
     prepare_directory(out)
-    rng = np.random.default_rng(mix.seed)
-    drawn = _draw(rng, mix, amount)
-    written, every_click = np.flatnonzero(~drawn.hidden), np.arange(amount.clicks)
-    queries = _plan(rng, mix, amount, QUERIES, drawn.queries, written, written)
-    clicks = _plan(rng, mix, amount, CLICKS, drawn.clicks, every_click, drawn.joinable)
-    for side, lines, text in zip(SIDES, (queries, clicks), _formats(drawn, mix), strict=True):
-        _write(server_logs(out, side, mix, amount.processes), lines, text)
-    counts = queries.counts(amount.queries), clicks.counts(amount.clicks)
-    orphans = amount.clicks - len(drawn.joinable)
-    truth = truth_of("at once", mix, counts, orphans, drawn.early(), drawn.pairs())
-    write_truth(out, truth)
-    return truth
-
-
-def _draw(rng: np.random.Generator, mix: Mix, amount: AtOnce) -> _Drawn:
+    rng, texts = np.random.default_rng(mix.seed), payloads(mix.seed, mix.line_bytes)
     # Orphans name queries that are made like all the others and never written.
     orphans = round(amount.clicks * mix.orphans)
     made = amount.queries + orphans
     times = amount.start_us + rng.integers(0, round(amount.span_s * 1e6), made)
-    queries, _ = _side(rng, 0, mix, amount, times)
+    queries, _ = _side(rng, QUERIES, mix, amount, times, texts[QUERIES])
     hidden = np.zeros(made, np.bool_)
     hidden[rng.permutation(made)[:orphans]] = True
+    written = np.flatnonzero(~hidden)
     users = rng.integers(0, USERS, made)
 
-    clicked = np.concatenate(
-        [
-            rng.choice(np.flatnonzero(hidden), orphans) if orphans else np.empty(0, np.int64),
-            rng.choice(np.flatnonzero(~hidden), amount.clicks - orphans),
-        ]
-    )
+    lost = rng.choice(np.flatnonzero(hidden), orphans) if orphans else np.empty(0, np.int64)
+    clicked = np.concatenate([lost, rng.choice(written, amount.clicks - orphans)])
     early = np.zeros(amount.clicks, np.bool_)
     early[orphans : orphans + round(amount.clicks * mix.early)] = True
     delays = delays_us(rng, amount.clicks, amount.delays)
     ahead = rng.integers(1_000, round(_EARLY_S * 1e6), amount.clicks)
     times = np.maximum(queries.times[clicked] + np.where(early, -ahead, delays), 0)
-    clicks, order = _side(rng, 1, mix, amount, times)
+    clicks, order = _side(rng, CLICKS, mix, amount, times, texts[CLICKS])
     clicked = clicked[order]
-    return _Drawn(queries, users, hidden, clicks, clicked, np.flatnonzero(~hidden[clicked]))
-
-
-def _formats(drawn: _Drawn, mix: Mix) -> tuple[Callable[[Ints], list[bytes]], ...]:
-    """What makes the lines of queries, and those of clicks, of their rows."""
-    texts, clicks = payloads(mix.seed, mix.line_bytes), drawn.clicks
-
-    def columns(side: _Side, some: list[str], rows: Ints) -> tuple[list[str], list[int], Iterable[str]]:
-        inside = map(some.__getitem__, side.payload[rows].tolist())
-        return side.ids(rows), side.times[rows].tolist(), inside
+    joinable = np.flatnonzero(~hidden[clicked])
 
     def query(rows: Ints) -> list[bytes]:
-        ids, times, inside = columns(drawn.queries, texts[QUERIES], rows)
-        return query_lines(ids, times, drawn.users[rows].tolist(), inside)
+        its, inside = queries.times_and_payloads(rows)
+        return query_lines(queries.ids(rows), its, users[rows].tolist(), inside)
 
     def click(rows: Ints) -> list[bytes]:
-        ids, times, inside = columns(clicks, texts[CLICKS], rows)
-        return click_lines(ids, drawn.queries.ids(drawn.clicked[rows]), times, inside)
+        its, inside = clicks.times_and_payloads(rows)
+        return click_lines(clicks.ids(rows), queries.ids(clicked[rows]), its, inside)
 
-    return query, click
+    every = np.arange(amount.clicks)
+    counts = (
+        _write(out, rng, mix, amount, QUERIES, queries, written, written, query),
+        _write(out, rng, mix, amount, CLICKS, clicks, every, joinable, click),
+    )
+    older = int((clicks.times < queries.times[clicked])[joinable].sum())
+    pairs = pair_lines(queries.ids(clicked[joinable]), clicks.ids(joinable))
+    truth = truth_of("at once", mix, counts, amount.clicks - len(joinable), older, pairs)
+    write_truth(out, truth)
+    return truth
 
 
 def _side(
-    rng: np.random.Generator, side: int, mix: Mix, amount: AtOnce, times: Ints
+    rng: np.random.Generator, side: int, mix: Mix, amount: AtOnce, times: Ints, texts: list[str]
 ) -> tuple[_Side, npt.NDArray[np.intp]]:
     """Events with these times on random server processes, sorted by both, and how they were reordered."""
     count, processes = len(times), mix.files * amount.processes
@@ -534,7 +486,7 @@ def _side(
     raw = np.frombuffer(rng.bytes(16 * count), "V16") if mix.ids != "photon" and count else None
     payload = rng.integers(0, PAYLOADS, count)
     times = _increasing(process, times[order])
-    return _Side(heads(side, processes), process, times, mix.ids, raw, payload), order
+    return _Side(heads(side, processes), process, times, mix.ids, raw, payload, texts), order
 
 
 def _increasing(process: Ints, times: Ints) -> Ints:
@@ -548,7 +500,8 @@ def _increasing(process: Ints, times: Ints) -> Ints:
     return increasing
 
 
-def _plan(
+def _write(
+    out: Path,
     rng: np.random.Generator,
     mix: Mix,
     amount: AtOnce,
@@ -556,9 +509,10 @@ def _plan(
     side: _Side,
     rows: Ints,
     repeatable: Ints,
-) -> _Lines:
-    """Every event once, repeats somewhat later and maybe in another log, malformed lines anywhere; each log
-    by time, but for `disorder_s`."""
+    text: Callable[[Ints], list[bytes]],
+) -> Counts:
+    """The logs of a side: every event of `rows` once, repeats somewhat later and maybe in another log,
+    malformed lines anywhere; each log by time, but for `disorder_s`. `text`: makes the lines of rows."""
     duplicates, malformed = mix.more_lines(number)
     repeats = round(len(rows) * duplicates) if len(repeatable) else 0
     spoilt = round(len(rows) * malformed)
@@ -573,15 +527,14 @@ def _plan(
     if amount.disorder_s:
         times = times + rng.integers(0, round(amount.disorder_s * 1e6), len(times))
     order = np.lexsort((source, times, file))
-    return _Lines(file[order], source[order], how[order])
-
-
-def _write(logs: Sequence[ServerLog], lines: _Lines, text: Callable[[Ints], list[bytes]]) -> None:
-    edges = np.searchsorted(lines.file, np.arange(len(logs) + 1)).tolist()
+    file, source, how = file[order], source[order], how[order]
+    logs = server_logs(out, number, mix, amount.processes)
+    edges = np.searchsorted(file, np.arange(len(logs) + 1)).tolist()
     for log, start, end in zip(logs, edges, edges[1:], strict=False):
         for low in range(start, end, _LINES_A_CHUNK):
             chunk = slice(low, min(low + _LINES_A_CHUNK, end))
-            made = text(lines.source[chunk])
-            for row in np.flatnonzero(lines.spoilt[chunk] != _GOOD).tolist():
-                made[row] = spoil(made[row], int(lines.spoilt[low + row]))
+            made = text(source[chunk])
+            for row in np.flatnonzero(how[chunk] != _GOOD).tolist():
+                made[row] = spoil(made[row], int(how[low + row]))
             log.write(made)
+    return Counts(len(rows), repeats, spoilt)
