@@ -31,7 +31,6 @@ import numpy.typing as npt
 from photon.core.clock import Clock, SystemClock
 from photon.core.disk import storage_errors
 from photon.core.errors import DiskFullError, StorageError
-from photon.core.id_generator import EventIdGenerator, TimeReading
 from photon.dev.generated_logs import (
     CLICKS,
     PAYLOADS,
@@ -249,9 +248,7 @@ def generate_stream(
     """
     prepare_directory(out)
     logs = [server_logs(out, side, mix) for side in SIDES]
-    servers = [
-        [(head, _synchronised_times(head, clock)) for head in heads(side, mix.files)] for side in SIDES
-    ]
+    servers = [[(head, rising_times(clock.now_us)) for head in heads(side, mix.files)] for side in SIDES]
     limits = _scaled_limits(stream.duration_s)
     within_s = min(_REPEATED_WITHIN_S, stream.duration_s / 10)
     events = LiveEvents(mix, stream, servers, partial(delays_us, limits=limits), within_s, keep_pairs=True)
@@ -261,17 +258,6 @@ def generate_stream(
     truth = events.truth()
     write_truth(out, truth)
     return truth
-
-
-def _synchronised_times(head: str, clock: Clock) -> Times:
-    server, _, process = head.rpartition(":")
-    generator = EventIdGenerator(server, int(process), clock, lambda: TimeReading(clock.now_us()))
-
-    def times(count: int) -> range:
-        generator.synchronise_if_due()
-        return generator.next_times(count)
-
-    return times
 
 
 def _scaled_limits(duration_s: float) -> DelayLimits:
