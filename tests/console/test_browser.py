@@ -133,7 +133,7 @@ def test_event(page, dev):
     shows(page, re.compile("registered by joiner-"))
     assert f"id={event_id.replace(':', '%3A')}" in page.url
     page.at("/event?id=<script>alert(1)</script>")
-    shows(page, "<script>alert(1)</script>: not known")
+    shows(page, "<script>alert(1)</script>: not seen")
 
 
 def test_waiting(page):
