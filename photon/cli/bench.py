@@ -132,10 +132,10 @@ def _join(
         report = load_benchmarks("matrix").run(sizes, shapes, scale, peers, pythons, _measuring)
     else:
         report = benchmark.run(sizes, only, peers, pythons, _measuring)
-    click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
+    _show(report, as_json)
 
 
-def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
+def _registry(**given: Any) -> None:
     """Measure the IdRegistry on this machine: 3 replicas, fsync on, clients in processes of their own.
 
     throughput: commits and lookups a second as load grows, latencies. race: two datacenters commit the same
@@ -144,14 +144,10 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     the leader is killed. sets: one, two and four sets of replicas under the same load. size: a replica's
     state with a million ids and more, up to a hundred million (3.6 GB of disk).
     """
-    benchmark = load_benchmarks("registry")
-    report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)
-    click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
+    _run("registry", given, "only")
 
 
-def _millwheel(
-    only: Sequence[str], peers: str | None, pythons: Sequence[str], as_json: bool, **plan: Any
-) -> None:
+def _millwheel(**given: Any) -> None:
     """Measure MillWheel: log lines to sink files, start included, every output checked.
 
     throughput: counts by key and second, in columns and a record at a time, and Zeitgeist, on logs of several
@@ -160,27 +156,27 @@ def _millwheel(
     keys is killed; machines: while one of two machines comes, leaves or is killed. --peers: the same counts
     by other engines, and by them after a SIGKILL half way.
     """
-    benchmark = load_benchmarks("millwheel")
-    report = benchmark.run(benchmark.Plan.of(**plan), only, peers, pythons, _measuring)
-    click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
+    _run("millwheel", given, "only", "peers", "pythons")
 
 
-def _kafka(
-    only: Sequence[str],
-    peers: str | None,
-    pythons: Sequence[str],
-    brokers: str | None,
-    as_json: bool,
-    **plan: Any,
-) -> None:
+def _kafka(**given: Any) -> None:
     """Measure joins from topics to a topic: start included, every output read as committed and checked.
 
     catch-up: over filled topics. live: 2,000 queries/s and 400 clicks/s, from a click's record produced to
     its joined record read. killed: catch-up with a SIGKILL to all processes half way: what was lost or
     doubled. A broker is started (Java and Maven), or one is named.
     """
-    benchmark = load_benchmarks("kafka")
-    report = benchmark.run(benchmark.Plan.of(**plan), only, peers, pythons, brokers, _measuring)
+    _run("kafka", given, "only", "peers", "pythons", "brokers")
+
+
+def _run(name: str, given: dict[str, Any], *asked: str) -> None:
+    """benchmarks/NAME.py with what it is `asked` for; the other options are its plan."""
+    as_json, arguments = given.pop("as_json"), [given.pop(one) for one in asked]
+    benchmark = load_benchmarks(name)
+    _show(benchmark.run(benchmark.Plan.of(**given), *arguments, _measuring), as_json)
+
+
+def _show(report: Any, as_json: bool) -> None:
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
@@ -194,12 +190,9 @@ def _all(context: click.Context, /, **given: Any) -> None:
 command: Final = click.Group(
     "bench", callback=_all, params=_JOIN, help=_all.__doc__, invoke_without_command=True
 )
-command.add_command(click.Command("join", callback=_join, params=_JOIN, help=_join.__doc__))
-command.add_command(click.Command("registry", callback=_registry, params=_REGISTRY, help=_registry.__doc__))
-command.add_command(click.Command("kafka", callback=_kafka, params=_KAFKA, help=_kafka.__doc__))
-command.add_command(
-    click.Command("millwheel", callback=_millwheel, params=_MILLWHEEL, help=_millwheel.__doc__)
-)
+for _run_it, _params in ((_join, _JOIN), (_registry, _REGISTRY), (_kafka, _KAFKA), (_millwheel, _MILLWHEEL)):
+    _name = _run_it.__name__.removeprefix("_")
+    command.add_command(click.Command(_name, callback=_run_it, params=_params, help=_run_it.__doc__))
 
 
 def load_benchmarks(name: str) -> Any:
