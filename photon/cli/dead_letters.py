@@ -1,5 +1,6 @@
 """`photon dead-letters list|show|replay`: what was not joined, why, and another try."""
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from photon.cluster.dead_letters import (
     FATES,
     REPLAYED,
     Filter,
-    Letter,
     count_letters,
     read_letters,
     replay_in,
@@ -77,21 +77,11 @@ def list_letters(as_json: bool, **which: Any) -> None:
 def show_letters(as_json: bool, limit: int | None, **which: Any) -> None:
     """Print letters: with --json as they are kept, an object a line."""
 
-    def shown(line: bytes, letter: Letter) -> bytes:
-        if as_json:
-            return line
-        head = f"{letter.fate.value}: {letter.reason}\n  {place_of(letter.file, letter.offset)}\n  "
-        return head.encode() + letter.line() + b"\n"
-
     chosen = _filter(which)
-    left = limit
-    for directory in _directories(which):
-        for line, letter in read_letters(directory):
-            if chosen.takes(letter):
-                sys.stdout.buffer.write(shown(line, letter))
-                left = None if left is None else left - 1
-                if left == 0:
-                    return
+    letters = itertools.chain.from_iterable(map(read_letters, _directories(which)))
+    for line, letter in itertools.islice((one for one in letters if chosen.takes(one[1])), limit):
+        head = f"{letter.fate.value}: {letter.reason}\n  {place_of(letter.file, letter.offset)}\n  "
+        sys.stdout.buffer.write(line if as_json else head.encode() + letter.line() + b"\n")
 
 
 @dead_letters.command("replay")

@@ -224,14 +224,8 @@ def replay_in(
         raise UsageError(
             f"{home}: the dispatchers of '{letters.name}' run elsewhere; replay its letters there"
         )
-    parts = replay(letters, home / "inbox", f"replay-{secrets.token_hex(8)}", chosen, again, rate)
-    return parts if rate is None else _paced(parts, rate)
-
-
-def _paced(parts: Iterator[int], rate: int) -> Iterator[int]:
-    """The same, one a second."""
     due = time.monotonic()
-    for part in parts:
+    for part in replay(letters, home / "inbox", f"replay-{secrets.token_hex(8)}", chosen, again, rate):
         yield part
         if part == rate:
             due += 1.0

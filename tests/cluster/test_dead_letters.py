@@ -1,6 +1,7 @@
 """Dead letters: read, counted, put into an inbox once."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,7 +173,9 @@ def test_a_rate_is_kept(letters, tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(dead_letters.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(dead_letters.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    took = [now[0] for _ in dead_letters._paced(iter([3, 3, 2]), 3)]
+    monkeypatch.setattr(dead_letters, "replay", lambda *_: iter([3, 3, 2]))
+    topology = SimpleNamespace(pipeline=lambda _: SimpleNamespace(home=lambda _: tmp_path))
+    took = [now[0] for _ in dead_letters.replay_in(topology, letters, Filter(), rate=3)]
     assert took == [100.0, 101.0, 102.0] and now == [102.0]
 
 
