@@ -402,11 +402,8 @@ class _Draining:
     def __init__(self, drain: bool, work: Path, display: RunDisplay, began: float) -> None:
         self._drain, self._work, self._display, self._began = drain, work, display, began
         self._moved_s, self._seen = time.monotonic(), ""
+        self.dispatchers: list[Status] = []
         self.eventstores: list[Status] = []
-        self.unread: set[str] = set()
-        """Log files that are there and could not be read."""
-        self.unended: set[str] = set()
-        """Foreign ones that end in a partly written line."""
         self.stopped = drain
         """Over before all was read and decided."""
         self.restarts = 0
@@ -438,12 +435,9 @@ class _Draining:
         ended = bool(loop.told_to_stop) or (drained and self._drain)
         stalled = not ended and self._drain and now - self._moved_s > STALL_S
         if ended or stalled:
-            statuses = (*dispatchers, *eventstores)
-            _tell_unended(self._display, statuses)
-            self.unread = {file for one in statuses for file in one.get("unreadable", ())}
-            self.unended = {file for one in dispatchers for file in one.get("unended", ())}
-            self.stopped = self._drain and not drained
-            self.eventstores, self.seconds = eventstores, now - self._began
+            _tell_unended(self._display, (*dispatchers, *eventstores))
+            self.dispatchers, self.eventstores = dispatchers, eventstores
+            self.stopped, self.seconds = self._drain and not drained, now - self._began
             self.restarts = loop.cluster.supervisor.restarts()
         if stalled:
             raise StalledError(why_stalled(loop.reader, now - self._moved_s))
@@ -523,14 +517,15 @@ def _summary(topology: Topology, run: _Draining, joined_before: int, display: Ru
             f"{len(unlisted)} files with joined events are not complete yet (in no manifest, {unlisted[0]} "
             "first); the same command completes them"
         )
+    statuses = (*run.dispatchers, *run.eventstores)
     summary = {
         **run_summary(ledgers, run.eventstores, joined, joined_before, run.seconds),
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
         "primary_malformed": max((e.get("malformed", 0) for e in run.eventstores), default=0),
         "stopped": run.stopped,
-        "unread_files": sorted(run.unread),
-        "unended_files": sorted(run.unended),
+        "unread_files": sorted({file for one in statuses for file in one.get("unreadable", ())}),
+        "unended_files": sorted({file for one in run.dispatchers for file in one.get("unended", ())}),
         "unlisted_files": [str(path) for path in unlisted],
         "restarts": run.restarts,
     }
