@@ -43,9 +43,10 @@ def known_to(question: "Question", topology: Topology, work: Path) -> "Question"
     for home in homes:
         offsets: dict[tuple[int, int], int] = {}
         for directory in worker_directories(home).values():
-            files, ids = _of_worker(directory, topology.settings.dispatcher.state_bytes_max)
-            offsets |= {_identity(state): state.offset for state in files}
-            waiting.append(ids)
+            ledger = LedgerFile(directory, topology.settings.dispatcher.state_bytes_max, readonly=True)
+            with closing(ledger) as file, file.read() as rows, rows.retries() as cursor:
+                offsets |= {_identity(state): state.offset for state in rows.files()}
+                waiting.append(b"".join([unpack_id(value) for _, value in cursor]))
         read.append(offsets)
     names = filter(None, map(local_name, input_paths(question.foreign)))
     return replace(question, positions=_positions(names, read), waiting=waiting)
@@ -92,12 +93,6 @@ def waiting_in(topology: Topology, pipeline: Pipeline, packed: bytes) -> dict[st
 def _identity(state: FileState) -> tuple[int, int]:
     """Of the log itself: what is read of an archive is a copy."""
     return state.source if state.version else (state.device, state.inode)
-
-
-def _of_worker(directory: Path, bytes_max: int) -> tuple[list[FileState], bytes]:
-    ledger = LedgerFile(directory, bytes_max, readonly=True)
-    with closing(ledger) as file, file.read() as rows, rows.retries() as cursor:
-        return rows.files(), b"".join([unpack_id(value) for _, value in cursor])
 
 
 def _ids_in(paths: Iterable[Path], settings: Settings) -> Iterator[bytes]:

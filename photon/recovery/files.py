@@ -237,13 +237,10 @@ def _locked(
 ) -> list[Manifest] | None:
     """All its locks, or none. A directory that was deleted tells nothing, so the manifests are asked too."""
     with contextlib.ExitStack() as tried:
-        manifests = []
         try:
             tried.enter_context(DirectoryLock(home))
-            for directory in directories:
-                manifest = Manifest(directory, stem)
-                tried.callback(manifest.close)
-                manifests.append(manifest)
+            opened = (contextlib.closing(Manifest(directory, stem)) for directory in directories)
+            manifests = list(map(tried.enter_context, opened))
         except LockedError:
             return None
         held.push(tried.pop_all())
@@ -252,10 +249,7 @@ def _locked(
 
 def _cut_torn(directory: Path, stem: str, first: int) -> int:
     """Bytes cut; `first`: the file after the complete ones."""
-    log = RotatingLog(directory, stem, _NEVER, first=first)
-    try:
+    with contextlib.closing(RotatingLog(directory, stem, _NEVER, first=first)) as log:
         cut = log.cut_torn_line()
         log.sync()  # what is read now shall be there after a power cut
         return cut
-    finally:
-        log.close()
