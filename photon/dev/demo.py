@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -151,9 +150,7 @@ def _departed(flights: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _rows(table: IO[bytes]) -> Iterable[dict[str, str]]:
-    reader = csv.reader(io.TextIOWrapper(table, "utf-8", newline=""))
-    names = next(reader)
-    return (dict(zip(names, row, strict=True)) for row in reader)
+    return csv.DictReader(io.TextIOWrapper(table, "utf-8", newline=""))
 
 
 def _key(origin: str, time_hour: str) -> str:
@@ -161,9 +158,8 @@ def _key(origin: str, time_hour: str) -> str:
     return f"{origin}-{time_hour[:13].replace('-', '')}Z"
 
 
-@lru_cache(maxsize=16_384)
 def _us(time: str) -> int:
-    return int(datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()) * 1_000_000
+    return int(datetime.fromisoformat(time).timestamp()) * 1_000_000
 
 
 def _number(text: str) -> float | None:
