@@ -197,23 +197,16 @@ def _write_joining_topology(
     grpc: str,
 ) -> Path:
     """`replicas`: as the directory has them by now, which may be others than the run began with."""
-    others = {r.name: (r.grpc, joined(r.raft_host, r.raft_port)) for r in replicas}
+    known = {r.name: (r.grpc, joined(r.raft_host, r.raft_port)) for r in replicas} | {name: (grpc, raft)}
     sites = {r.name: r.datacenter for r in topology.replicas}
     sites[name] = sites.get(old, "")
     homes = Path(topology.replicas[0].directory).parent
-    known = [
-        Replica(
-            name=one,
-            datacenter=sites.get(one, ""),
-            grpc=its_grpc,
-            raft=its_raft,
-            directory=str(homes / one),
-            joining=one == name,
-        )
-        for one, (its_grpc, its_raft) in {**others, name: (grpc, raft)}.items()
+    placed = [
+        Replica(sites.get(one, ""), *addresses, name=one, directory=str(homes / one), joining=one == name)
+        for one, addresses in known.items()
     ]
     path = directory / f"topology-{name}.json"
-    write_topology(replace(topology, replicas=known), path)
+    write_topology(replace(topology, replicas=placed), path)
     return path
 
 
