@@ -32,7 +32,7 @@ so at once, for the registry lets one of them win.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,7 +69,7 @@ from photon.recovery.rules import (
     seen_again,
     taken,
 )
-from spark.losses import Loss, LostEvents, Survey
+from spark.losses import LostEvents, Survey
 from spark.verification.rules import SETTLE_S
 
 RELEASE_IDS_MAX: Final = 1024
@@ -77,17 +77,6 @@ RELEASE_IDS_MAX: Final = 1024
 LEASE_WAIT_S_MAX: Final = 60.0
 """A lease that runs for longer than that is not waited for, but of a run that has ended."""
 _MARGIN_S: Final = 0.2
-
-
-def ask_lives(
-    registry: RegistryClient, losses: Sequence[Loss], named: Container[int], gone: bool, ended: bool
-) -> list[Held]:
-    """Without changing anything. `named`, `gone`, `ended`: rules.life_of. UnavailableError."""
-    states = registry.incarnations([loss.incarnation for loss in losses]) if losses else []
-    return [
-        life_of(loss, state.fenced, state.expires_in_s, loss.incarnation in named, gone, ended)
-        for loss, state in zip(losses, states, strict=True)
-    ]
 
 
 def fence(
@@ -231,7 +220,12 @@ class _Run:
         self.tell("reading the registry and the joined logs")
         survey = reading.survey(self.clock.now_us() - int(job.settle_s * 1e6), doubtful_us)
         # After the survey: a life is told of before anything is registered for it.
-        lives = ask_lives(self.registry, survey.losses, named_lives(job.outs), job.gone, job.ended)
+        numbers, named = [loss.incarnation for loss in survey.losses], named_lives(job.outs)
+        states = self.registry.incarnations(numbers) if numbers else []
+        lives = [
+            life_of(loss, state.fenced, state.expires_in_s, loss.incarnation in named, job.gone, job.ended)
+            for loss, state in zip(survey.losses, states, strict=True)
+        ]
         self.checkpoint("surveyed")
         names = [file.file for file in missing]
         refused = refusal(survey, lives, names, job.gone)
