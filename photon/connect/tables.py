@@ -32,11 +32,9 @@ from photon.logs.packed import is_packed, pieces
 _HEADER_BYTES: Final = 1 << 16
 _LINE_BYTES_MAX: Final = 64 << 20
 _DELIMITERS: Final = ",;|\t"
-_INEXACT: Final = r"\A\s*[+-]?\d{16,}\s*\z"
-"""Whole numbers that a double may not hold."""
 _WHOLE: Final = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
 _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
-_KINDS: Final = (pa.int64(), pa.float64(), pa.string())
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 def delimiter_of(uri: Uri, text: str) -> str:
@@ -48,7 +46,7 @@ def delimiter_of(uri: Uri, text: str) -> str:
 
 def csv_rows(delimiter: str) -> RowsOf:
     def rows(name: str, file: IO[bytes], fields: Fields) -> Iterator[Rows]:
-        return map(_rows_of_batch, _csv_batches(name, file, fields, delimiter))
+        return map(_rows_of, _csv_rows(name, file, fields, delimiter))
 
     return rows
 
@@ -56,7 +54,7 @@ def csv_rows(delimiter: str) -> RowsOf:
 def parquet_rows(_name: str, file: IO[bytes], _fields: Fields) -> Iterator[Rows]:
     with pyarrow.parquet.ParquetFile(file) as parquet:
         for batch in parquet.iter_batches(ROWS_MAX):
-            yield _rows_of_batch(_zoned(batch))
+            yield _rows_of(_zoned(batch).to_pylist())
 
 
 def json_rows(name: str, file: IO[bytes], _fields: Fields) -> Iterator[Rows]:
@@ -75,15 +73,15 @@ def json_rows(name: str, file: IO[bytes], _fields: Fields) -> Iterator[Rows]:
         yield _rows_of_lines(rest + b"\n")
 
 
-def _rows_of_batch(batch: pa.RecordBatch) -> Rows:
-    return Rows(batch.num_rows, lambda skipped: _ENCODER.encode_lines(batch.slice(skipped).to_pylist()))
+def _rows_of(rows: list[dict[str, Any]]) -> Rows:
+    return Rows(len(rows), lambda skipped: _ENCODER.encode_lines(rows[skipped:]))
 
 
 def _rows_of_lines(data: bytes) -> Rows:
     return Rows(data.count(b"\n"), lambda skipped: data.split(b"\n", skipped)[-1])
 
 
-def _csv_batches(name: str, file: IO[bytes], fields: Fields, delimiter: str) -> Iterator[pa.RecordBatch]:
+def _csv_rows(name: str, file: IO[bytes], fields: Fields, delimiter: str) -> Iterator[list[dict[str, Any]]]:
     packed = name.endswith(".gz")
     begins = (gzip.GzipFile(fileobj=file, mode="rb") if packed else file).read(_HEADER_BYTES)
     file.seek(0)
@@ -97,8 +95,11 @@ def _csv_batches(name: str, file: IO[bytes], fields: Fields, delimiter: str) -> 
     reader = pyarrow.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
     time = parse_path(fields.time)
     for batch in reader:
-        numbers = fields.time_unit != "rfc3339" and len(time) == 1 and time[0] in batch.schema.names
-        yield _with_numbers(batch, time[0]) if numbers else batch
+        rows = batch.to_pylist()
+        if fields.time_unit != "rfc3339" and len(time) == 1 and time[0] in batch.schema.names:
+            for row, number in zip(rows, _numbers(batch.column(time[0])), strict=True):
+                row[time[0]] = number
+        yield rows
 
 
 def _header_of(begins: bytes, name: str, delimiter: str) -> tuple[list[str], str]:
@@ -118,34 +119,13 @@ def _header_of(begins: bytes, name: str, delimiter: str) -> tuple[list[str], str
     return first, "utf8" if encoding == "utf-8-sig" else encoding
 
 
-def _with_numbers(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """The column as numbers where its values are such; one that is none stays as it is, and its event is
-    malformed with a reason. No row changes another."""
-    place = batch.schema.names.index(name)
-    texts = batch.column(place)
-    kinds = [pa.int64()]
-    if not pc.any(pc.match_substring_regex(texts, _INEXACT)).as_py():
-        kinds.append(pa.float64())
-    for kind in kinds:
-        try:
-            return batch.set_column(place, name, pc.cast(texts, kind))
-        except pa.ArrowInvalid:
-            continue
-    return batch.set_column(place, name, _one_by_one(texts))
-
-
-def _one_by_one(texts: pa.Array) -> pa.Array:
-    """Each value as the number it is, else as the text."""
-    made: list[list[Any]] = [[], [], []]
-    kinds, places = [], []
-    for text in texts.to_pylist():
-        number = _number(text)
-        kind = 0 if isinstance(number, int) else 1 if isinstance(number, float) else 2
-        kinds.append(kind)
-        places.append(len(made[kind]))
-        made[kind].append(text if number is None else number)
-    children = [pa.array(one, type) for one, type in zip(made, _KINDS, strict=True)]
-    return pa.UnionArray.from_dense(pa.array(kinds, pa.int8()), pa.array(places, pa.int32()), children)
+def _numbers(texts: pa.Array) -> list[Any]:
+    """The numbers that the values are; one that is none stays as it is, and its event is malformed with a
+    reason. No row changes another."""
+    try:
+        return pc.cast(texts, pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    except pa.ArrowInvalid:
+        return [text if (number := _number(text)) is None else number for text in texts.to_pylist()]
 
 
 def _number(text: str | None) -> int | float | None:
@@ -179,6 +159,3 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(within, kind.list_size)
     return pa.large_list(within) if pa.types.is_large_list(kind) else pa.list_(within)
-
-
-_ENCODER: Final = msgspec.json.Encoder()
