@@ -9,6 +9,7 @@ of what they mean (`canonical`).
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from photon.core.fates import Fate
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings, parse_path
 from photon.logs.files import Chunk
-from photon.logs.formats import JsonLines, decode, event_times, split_chunk, time_type
+from photon.logs.formats import JsonLines, Lines, decode, split_chunk
 from spark.reading.lines import LogSet, Parse, fixed_binary, for_joined
 from spark.verification.accounts import Source, rows_of
 
@@ -120,56 +121,43 @@ class JoinedFacts:
     def __init__(self, settings: Settings, content: bool = True, loosely: bool = False) -> None:
         foreign = settings.foreign
         self._packer = IdPacker(settings.ids.key.encode())
-        self._unit = foreign.time_unit
         self._content, self._loosely = content, loosely
-        time = Field(parse_path(foreign.time), time_type(foreign.time_unit), optional=True)
-        self._lines = JoinedDecoder(settings, {"time": time}, raw=True)
-        self._id, self._time = self._lines.columns["id"], self._lines.columns["time"]
-        # The id comes first in both: its column takes events of either.
-        self._timeless = JoinedDecoder(settings, raw=True)
+        self._lines = JoinedDecoder(settings, raw=True)
+        timed = replace(settings.primary, time=foreign.time, time_unit=foreign.time_unit)
+        self._timed = JsonLines(timed, foreign, self._packer)
         self._primary = PrimaryIds(settings)
 
     def rows(self, chunk: bytes, _name: str = "", _offset: int = 0) -> Any:
-        events, times, places = self._events(chunk)
-        texts = _texts(self._id(events))
+        lines = split_chunk(chunk)
+        found = self._lines.decode(lines)
+        texts = _texts(self._lines.columns["id"](found.events))
         keys = self._packer.pack(texts)
-        raws = [bytes(event.raw) for event in events]
+        raws = [bytes(event.raw) for event in found.events]
         batch = rows_of(
             Source.JOINED,
             len(texts),
             id=pa.array(texts, pa.string()),
             key=fixed_binary(keys),
             primary=self._primary.of(raws),
-            time_us=_times(keys, times, self._unit),
+            time_us=self._times(keys, lines if found.rows is None else lines.take(found.rows)),
             content=contents(raws, self._loosely) if self._content else None,
         )
-        if places is None:
-            return batch
-        batch = batch.take(places)
-        source = pa.array(np.full(len(batch), Source.JOINED, np.int8))
-        return batch.set_column(0, "source", source)
-
-    def _events(self, chunk: bytes) -> tuple[list[Any], list[Any], Any]:
-        """Decoded lines, what each has for a time, and where among them each line of the chunk stands (null:
-        it can't be read); None for all in their order.
-
-        An adapter may have made something else of the time: a line is known by its id.
-        """
-        lines = split_chunk(chunk)
-        found = self._lines.decode(lines)
-        times = self._time(found.events)
         if found.rows is None:
-            return found.events, times, None
+            return batch
         places: list[int | None] = [None] * len(lines)
         for place, row in enumerate(found.rows):
             places[row] = place
-        left = [row for row, place in enumerate(places) if place is None]
-        timeless = self._timeless.decode(lines.take(left))
-        rows = range(len(left)) if timeless.rows is None else timeless.rows
-        for place, row in enumerate(rows, len(found.events)):
-            places[left[row]] = place
-        events = found.events + timeless.events
-        return events, times + [None] * len(timeless.events), pa.array(places, pa.int64())
+        source = pa.array(np.full(len(lines), Source.JOINED, np.int8))
+        return batch.take(pa.array(places, pa.int64())).set_column(0, "source", source)
+
+    def _times(self, keys: bytes, lines: Lines) -> Any:
+        """Each event's time; null where it is not told: an adapter may have made something else of it."""
+        if not opaque_mask(keys).any():
+            return pa.array(timestamps_us(keys))
+        times, wrong = self._timed.primary_times(keys, lines.lines)
+        mask = np.zeros(len(lines), np.bool_)
+        mask[list(wrong)] = True
+        return pa.array(np.frombuffer(times, "<i8"), mask=mask)
 
 
 class PrimaryFacts:
@@ -264,23 +252,6 @@ class PrimaryIds:
             return self._packer.pack(self._id([self._decoder.decode(raw)]))
         except (msgspec.DecodeError, RecursionError):
             return None
-
-
-def _times(keys: bytes, values: Sequence[Any], unit: str) -> Any:
-    """Each event's time; null where it is not told."""
-    if not keys:
-        return pa.array([], pa.int64())
-    opaque = opaque_mask(keys)
-    if not opaque.any():
-        return pa.array(timestamps_us(keys))
-    times = event_times(keys, values, unit)
-    if isinstance(times, bytes):
-        return pa.array(np.frombuffer(times, "<i8"))
-    found = []
-    for row, value in enumerate(values):
-        one = event_times(keys[16 * row : 16 * row + 16], [value], unit)
-        found.append(int.from_bytes(one, "little", signed=True) if isinstance(one, bytes) else None)
-    return pa.array(found, pa.int64())
 
 
 def _texts(ids: Sequence[str | int]) -> list[str]:
