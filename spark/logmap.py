@@ -12,6 +12,7 @@ Sorted rows become the map's files, a partition each, on the executors. Every at
 names: the driver lists those of the attempts that counted.
 """
 
+import os
 import secrets
 import shutil
 from collections import Counter
@@ -33,7 +34,7 @@ from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
 from eventstore.rules.entries import PLACE, Entries
 from eventstore.segments import Writer
 from photon.core.columns import hash_ids
-from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory, write_file
+from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs, Settings
@@ -63,8 +64,6 @@ _ROWS: Final = pa.schema(
         "text": pa.binary(),
     }
 )
-PART_SCHEMA: Final = "name string, entries long, part int"
-"""Of what was written; files go in the order of the parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Stock:
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
     """Of a range: its end, digests of the file's first bytes and of the last ones read; counts of events and
-    of malformed lines, and the bytes of their letters."""
+    of malformed lines."""
 
     file: int
     end: int
@@ -106,7 +105,6 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     tail: bytes
     events: int
     malformed: int
-    letter_bytes: int
 
 
 def local_names(patterns: Sequence[str]) -> list[str]:
@@ -179,10 +177,9 @@ def _generation(
         segments, letters = [], []
         if events := sum(fact.events for fact in facts):
             parts = _parts(events, session.sparkContext.defaultParallelism)
-            segments = _collected(write_segments(rows, parts, into))
+            segments = write_segments(rows, parts, into)
         if any(fact.malformed for fact in facts):
-            [written] = _collected(write_letters(rows, into))
-            letters = [msgspec.structs.replace(written, spans=_spans(facts))]
+            letters = [_write_letters(rows, into)]
     finally:
         rows.unpersist()
     with storage_errors(into):
@@ -191,21 +188,8 @@ def _generation(
     return Generation(name, segments, letters), facts
 
 
-def _spans(facts: Sequence[Facts]) -> list[Span]:
-    """Of the dead letters of all files, which are sorted by the numbers of these."""
-    sizes: Counter[int] = Counter()
-    for fact in facts:
-        sizes[fact.file] += fact.letter_bytes
-    return [Span(number, size) for number, size in sorted(sizes.items()) if size]
-
-
 def _parts(rows: int, parallelism: int) -> int:
     return max(-(-rows // _ROWS_A_PART), min(parallelism, -(-rows // (_ROWS_A_PART // 8))))
-
-
-def _collected(written: DataFrame) -> list[Part]:
-    rows = sorted(written.collect(), key=lambda row: row.part)
-    return [Part(row.name, row.entries) for row in rows]
 
 
 def _remove_others(directory: Path, names: set[str]) -> None:
@@ -312,7 +296,7 @@ class _Rows:
 
     def __init__(self, one: Range) -> None:
         self._range = one
-        self._events = self._malformed = self._letter_bytes = 0
+        self._events = self._malformed = 0
 
     def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
         facts: Facts | None = None
@@ -336,15 +320,13 @@ class _Rows:
         name = self._range.file.name
         letters = [DeadLetter(Fate.MALFORMED, one.reason, one.line, name, start + one.start) for one in bad]
         lines = [dead_letter_lines([letter]) for letter in letters]
-        self._letter_bytes += sum(map(len, lines))
         return self._rows(LETTER, len(lines), a=[one.offset for one in letters], text=lines)
 
     def _facts(self, path: str, end: int) -> Facts:
         head_bytes, tail_bytes = min(HEAD_BYTES, end), min(TAIL_BYTES, end)
         head = digest(read_at(path, 0, head_bytes))
         tail = digest(read_at(path, end - tail_bytes, tail_bytes))
-        counts = (self._events, self._malformed, self._letter_bytes)
-        return Facts(self._range.file.number, end, head_bytes, head, tail, *counts)
+        return Facts(self._range.file.number, end, head_bytes, head, tail, self._events, self._malformed)
 
     def _rows(self, kind: int, count: int, **columns: Any) -> Any:
         file = self._range.file.number
@@ -357,7 +339,7 @@ def facts_of(rows: DataFrame) -> list[Facts]:
     return [msgspec.msgpack.decode(bytes(row.text), type=Facts) for row in texts]
 
 
-def write_segments(rows: DataFrame, parts: int, directory: Path) -> DataFrame:
+def write_segments(rows: DataFrame, parts: int, directory: Path) -> list[Part]:
     """Entries, range-partitioned and sorted by their hashes, those of one hash by their places."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
@@ -365,30 +347,34 @@ def write_segments(rows: DataFrame, parts: int, directory: Path) -> DataFrame:
         count = sum(map(len, found))
         if not count:
             return
-        name = _name("segment")
+        context = TaskContext.get()
+        assert context is not None, "on an executor"
+        name = f"segment-{context.partitionId():05d}-{secrets.token_hex(6)}"
         writer = Writer(directory / name, count)
         for entries in found:
             writer.append(entries)
         writer.close()
-        yield _written(name, count)
+        yield pa.RecordBatch.from_pydict({"name": [name], "count": [count]})
 
     entries = rows.where(F.col("kind") == ENTRY).select("hash", "file", "a", "b")
     entries = entries.repartitionByRange(parts, "hash").sortWithinPartitions("hash", "file", "a")
-    return map_in_arrow(entries, write, PART_SCHEMA)
+    written = map_in_arrow(entries, write, "name string, count long").collect()
+    return [Part(*row) for row in sorted(written)]
 
 
-def write_letters(rows: DataFrame, directory: Path) -> DataFrame:
-    """Dead letters in the order of their places, as one part."""
-
-    def write(batches: Iterable[Any]) -> Iterator[Any]:
-        lines = [line for batch in batches for line in batch.column(0).to_pylist()]
-        if lines:
-            name = f"{_name('malformed')}.jsonl"
-            write_file(directory / name, b"".join(lines))
-            yield _written(name, len(lines))
-
-    letters = rows.where(F.col("kind") == LETTER).repartition(1).sortWithinPartitions("file", "a")
-    return map_in_arrow(letters.select("text"), write, PART_SCHEMA)
+def _write_letters(rows: DataFrame, directory: Path) -> Part:
+    """The dead letters in the order of their places, and how many bytes are of each file. StorageError."""
+    letters = rows.where(F.col("kind") == LETTER).sort("file", "a").select("file", "text")
+    path = directory / f"malformed-{secrets.token_hex(6)}.jsonl"
+    sizes: Counter[int] = Counter()
+    count = 0
+    with storage_errors(path), path.open("xb") as file:
+        for row in letters.toLocalIterator():
+            sizes[row.file] += file.write(row.text)
+            count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    return Part(path.name, count, [Span(number, size) for number, size in sizes.items()])
 
 
 def _entries(batch: Any) -> Entries:
@@ -403,19 +389,3 @@ def _bytes_of(column: Any, dtype: str) -> Any:
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4)
     return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]].view(dtype)
-
-
-def _name(kind: str) -> str:
-    return f"{kind}-{_part():05d}-{secrets.token_hex(6)}"
-
-
-def _part() -> int:
-    context = TaskContext.get()
-    assert context is not None, "on an executor"
-    return int(context.partitionId())
-
-
-def _written(name: str, count: int) -> Any:
-    return pa.RecordBatch.from_pydict(
-        {"name": [name], "entries": [count], "part": pa.array([_part()], pa.int32())}
-    )
