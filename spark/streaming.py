@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
 from photon.core.disk import storage_errors
-from photon.core.errors import UsageError
+from photon.core.errors import CorruptStateError, UsageError
 from spark.session import SparkFailedError, spark_failures
 
 SESSION_CONF: Final = {"spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.LocalFileSystem"}
@@ -46,13 +46,23 @@ class Batches:
         raise NotImplementedError
 
 
-def check_home(home: Path, begun: str) -> None:
-    """UsageError for a directory that was moved: Spark's checkpoints name the files that they read."""
+def check_left(home: Path, begun: str, checkpoints: Path, batch: int) -> None:
+    """What an earlier run has left must be all there once it had a batch. UsageError for a directory that was
+    moved: Spark's checkpoints name the files that they read; CorruptStateError, StorageError."""
     if (now := os.path.abspath(home)) != begun:
         raise UsageError(
             f"{now} was begun as {begun}, and Spark's checkpoints name files by that; move it back, and run "
             "the command that it was begun with"
         )
+    if batch < 0:
+        clear_unbegun(checkpoints)
+        return
+    for there in (checkpoints / "metadata", home / "looked.json"):
+        if not there.exists():
+            raise CorruptStateError(
+                f"{there} is gone, and what else is in {home} is nothing without it: put it back, or begin "
+                "anew elsewhere, which reads all logs again"
+            )
 
 
 def clear_unbegun(checkpoints: Path) -> None:

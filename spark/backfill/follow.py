@@ -35,7 +35,7 @@ from joiner.leases import LeaseKeeper
 from joiner.output import Checkpoint
 from photon.core.clock import SystemClock
 from photon.core.disk import make_directory, read_json, storage_errors, write_file
-from photon.core.errors import CorruptStateError, PhotonError, UsageError
+from photon.core.errors import PhotonError, UsageError
 from photon.core.settings import SERVED_RETENTION_DAYS, Settings
 from spark.backfill.bucket import Work
 from spark.backfill.growth import FOREIGN, PRIMARY, Growth, log_of, ranges_of
@@ -57,7 +57,7 @@ from spark.backfill.run import (
 from spark.reading.lines import Range, batch_of, chunks_of
 from spark.reading.paths import is_uri
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
-from spark.streaming import Batches, check_home, clear_unbegun, prepare_session, works
+from spark.streaming import Batches, check_left, prepare_session, works
 
 ROWS_A_BUCKET: Final = 200_000
 SAME_PRIMARY_WITHIN: Final = "10 minutes"
@@ -177,15 +177,8 @@ def _begun(order: Order, registry: str) -> Followed:
         "patterns": (absolute(order.primary), absolute(order.foreign)),
     }
     if state is not None:
-        check_home(home_of(place), state.home)
+        check_left(home_of(place), state.home, _checkpoints(place), state.batch)
         _check(state, place, registry, now)
-        if state.batch >= 0 and not (_checkpoints(place) / "metadata").exists():
-            raise CorruptStateError(
-                f"{_checkpoints(place)}: Spark's checkpoints are gone, and what waited in them; put them "
-                "back, or begin under another --datacenter, which reads all logs again"
-            )
-        if state.batch < 0:
-            clear_unbegun(_checkpoints(place))
         state = msgspec.structs.replace(state, **now)
         save_followed(place, state)
         return state

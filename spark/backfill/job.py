@@ -22,8 +22,8 @@ import msgspec
 
 from joiner.output_files import LINES, PARQUET
 from photon import __version__
-from photon.core.disk import make_directory, storage_error, storage_errors, sync_directory, write_file
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.disk import make_directory, read_json, storage_errors, sync_directory, write_file
+from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings, reading_fingerprint
 from photon.logs.files import named_files, telling
@@ -141,15 +141,7 @@ class Place:
 
     def load(self) -> Job | None:
         """CorruptStateError, StorageError."""
-        path = self.home / _JOB
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Job)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise storage_error(error, path) from error
-        except ValueError as error:
-            raise CorruptStateError(f"{path}: no job of a backfill ({error}); restore it") from error
+        return read_json(self.home / _JOB, Job)
 
     def save(self, job: Job) -> None:
         with storage_errors(self.home / _JOB):

@@ -36,7 +36,7 @@ from millwheel.sources import Listed
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters, load_topology
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, read_json, storage_errors, write_file
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.errors import UsageError
 from spark.backfill.growth import TICK, Growth, log_of, ranges_of
 from spark.backfill.run import send_adapter
 from spark.history.run import SESSION_CONF as HISTORY_CONF
@@ -46,7 +46,7 @@ from spark.history.tasks import ALL, READING, ROW, TOLD, Work, parsing, sink_row
 from spark.reading.lines import Range, chunks_of
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
 from spark.streaming import SESSION_CONF as STREAMING_CONF
-from spark.streaming import Batches, check_home, clear_unbegun, prepare_session, stop, works
+from spark.streaming import Batches, check_left, prepare_session, stop, works
 
 SESSION_CONF: Final = {
     **STREAMING_CONF,
@@ -174,12 +174,7 @@ def _left(home: Path, topology: Topology, patterns: list[list[str]]) -> Live | N
     state = read_json(home / "live.json", Live)
     if state is None:
         return None
-    check_home(home, state.home)
-    if state.batch < 0:
-        clear_unbegun(home / "checkpoints")
-    for there in (home / "checkpoints" / "metadata", home / "looked.json"):
-        if state.batch >= 0 and not there.exists():
-            raise CorruptStateError(f"{there} is gone, and what {home} has is nothing without it: restore it")
+    check_left(home, state.home, home / "checkpoints", state.batch)
     for what, then, now in (
         ("its computations, inputs and sinks", state.numbers, numbered(topology, {})),
         ("PySpark's version", state.spark, pyspark.__version__),

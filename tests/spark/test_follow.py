@@ -194,7 +194,7 @@ def test_an_order_that_is_not_the_one_it_was_begun_with_is_refused(refused):
     save_followed(refused.place, msgspec.structs.replace(state, home="/elsewhere"))
     refused(UsageError, "was begun as /elsewhere, .* move it back")
     save_followed(refused.place, msgspec.structs.replace(state, batch=7))
-    refused(CorruptStateError, "checkpoints are gone")
+    refused(CorruptStateError, "metadata is gone")
 
 
 def test_a_directory_of_a_plain_backfill_is_refused(refused):
