@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -239,26 +240,15 @@ class Topology:
     def order(self) -> list[str]:
         """The computations, each after those that it reads from. TopologyError for a cycle."""
         makers = {stream.name: name for name, made in self.computations.items() for stream in made.streams}
-        done: list[str] = []
-        way: list[str] = []
-
-        def visit(name: str) -> None:
-            if name in done:
-                return
-            if name in way:
-                raise TopologyError(
-                    f"a cycle, on which a low watermark has no meaning: {' -> '.join([*way, name])}"
-                )
-            way.append(name)
-            for read in self.computations[name].inputs:
-                if read.stream in makers:
-                    visit(makers[read.stream])
-            way.pop()
-            done.append(name)
-
-        for name in self.computations:
-            visit(name)
-        return done
+        graph = {
+            name: [makers[read.stream] for read in made.inputs if read.stream in makers]
+            for name, made in self.computations.items()
+        }
+        try:
+            return [*TopologicalSorter(graph).static_order()]
+        except CycleError as error:
+            way = " -> ".join(error.args[1])
+            raise TopologyError(f"a cycle, on which a low watermark has no meaning: {way}") from error
 
 
 def _names(names: Mapping[str, Any] | Sequence[str]) -> str:
