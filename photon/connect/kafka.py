@@ -26,8 +26,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, topic_of
-from photon.connect.ports import Batch, Fields, Loss, Runs, State, shown
+from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, runs_of, topic_of
+from photon.connect.ports import Batch, Fields, Loss, State, shown
 from photon.connect.uris import Uri
 from photon.core.errors import PhotonError, UnavailableError, UsageError
 
@@ -190,7 +190,8 @@ class KafkaSource:
         numbers = [record.offset() for record in records]
         self._next[partition] = numbers[-1] + 1
         self._places[partition] = self._id or "", numbers[-1]
-        return Batch(self._name(partition), lines + b"\n", _runs(numbers))
+        runs = tuple((first, last - first + 1) for first, last in runs_of(numbers))
+        return Batch(self._name(partition), lines + b"\n", runs)
 
     def _ended(self, partition: int, end: int) -> None:
         self._drained.add(partition)
@@ -241,19 +242,6 @@ class KafkaSource:
 
 def _partition(name: str) -> int:
     return int(shown(name).rpartition("-")[2])
-
-
-def _runs(numbers: Sequence[int]) -> Runs:
-    first, last = numbers[0], numbers[-1]
-    if last - first + 1 == len(numbers):
-        return ((first, len(numbers)),)
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][0] + runs[-1][1]:
-            runs[-1] = runs[-1][0], runs[-1][1] + 1
-        else:
-            runs.append((number, 1))
-    return tuple(runs)
 
 
 def _splicing(uri: Uri, own: Mapping[str, str], fields: Fields) -> Callable[[Any], bytes]:

@@ -1,6 +1,8 @@
 """What source and sink of Kafka have in common: the client's settings, and its errors in our words."""
 
 import logging
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,6 +77,12 @@ def in_words(uri: Uri, error: KafkaException | KafkaError) -> PhotonError:
         mend = "raise message.max.bytes of the sink and max.message.bytes of the topic"
         return UnavailableError(f"{uri.shown}: {one.str()}; {mend}; tried again")
     return UnavailableError(f"{uri.shown}: {_text(error)}; tried again")
+
+
+def runs_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending offsets -> the first and the last of each run without a gap."""
+    jumps = [i for i in range(1, len(offsets)) if offsets[i] != offsets[i - 1] + 1]
+    return [(offsets[a], offsets[b - 1]) for a, b in pairwise([0, *jumps, len(offsets)])]
 
 
 def _text(error: object) -> str:

@@ -16,7 +16,6 @@ were aborted, and written again.
 """
 
 import contextlib
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ import msgspec
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, topic_of
+from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, runs_of, topic_of
 from photon.connect.keys import keys_by
 from photon.connect.ports import Guarantee
 from photon.connect.uris import Uri
@@ -123,7 +122,7 @@ class KafkaSink:
         places = self._topic + _PLACES
         self._producer.begin_transaction()
         lines = self._send(self._topic, records)
-        runs = {p: _runs([*there.get(p, ()), *lines.get(p, ())]) for p in {**there, **lines}}
+        runs = {p: runs_of([*there.get(p, ()), *lines.get(p, ())]) for p in {**there, **lines}}
         noted = _Noted(place, runs)
         (at,) = self._send(places, [(msgspec.json.encode(noted), self._writer.encode(), 0)])[0]
         self._producer.commit_transaction(TRANSACTION_S)
@@ -309,8 +308,3 @@ class KafkaSink:
                 f"{self._uri.shown}: {self._topic}{_PLACES} holds what is no place of Photon's ({error}); "
                 "use another topic"
             ) from error
-
-
-def _runs(offsets: Sequence[int]) -> _Runs:
-    jumps = [i for i in range(1, len(offsets)) if offsets[i] != offsets[i - 1] + 1]
-    return [(offsets[a], offsets[b - 1]) for a, b in itertools.pairwise([0, *jumps, len(offsets)])]
