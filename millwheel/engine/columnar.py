@@ -171,14 +171,10 @@ def _summed(
     """The distinct pairs by code and cell, and the sum of each one's amounts."""
     low = int(cells.min())
     span = int(cells.max()) - low + 1
+    known = None
     if (int(codes.max()) + 1) * span >= _SPAN_MAX:
-        order = np.lexsort((cells, codes))
-        new = np.ones(len(order), np.bool_)
-        new[1:] = (np.diff(codes[order]) != 0) | (np.diff(cells[order]) != 0)
-        inverse = np.empty(len(order), np.int64)
-        inverse[order] = np.cumsum(new) - 1
-        first = order[new]
-        return codes[first].tolist(), cells[first].tolist(), _sums(inverse, len(first), amounts)
+        known, cells = np.unique(cells, return_inverse=True)
+        low, span = 0, len(known)
     pairs = codes * span + (cells - low)
     if isinstance(amounts, int):
         distinct, counts = np.unique(pairs, return_counts=True)
@@ -186,7 +182,8 @@ def _summed(
     else:
         distinct, inverse = np.unique(pairs, return_inverse=True)
         sums = _sums(inverse.reshape(-1), len(distinct), amounts)
-    return (distinct // span).tolist(), (distinct % span + low).tolist(), sums
+    found = distinct % span + low
+    return (distinct // span).tolist(), (found if known is None else known[found]).tolist(), sums
 
 
 def _sums(inverse: npt.NDArray[np.int64], count: int, amounts: Any) -> list[Any]:
