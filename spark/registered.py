@@ -9,9 +9,10 @@ Lookups tell which ids are absent (2.1): a scan can't say it of events that were
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,6 @@ from photon.core.ids import MARK_ADDRESSES, parse_token
 from spark.options import SCAN_TIMEOUT_S
 from spark.reading.lines import fixed_binary
 from spark.reading.paths import is_uri
-from spark.session import map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,19 +56,11 @@ def registered(
     asked leave behind. UnavailableError if no replica answers now; a job fails if it can't read a shard
     within `timeout_s`. Each job scans anew: persist it, or write an export, to use it twice.
     """
-    from pyspark.sql import functions as F
+    from spark.reading.events import run
 
     with registry.client(ASK_TIMEOUT_S) as client:
         configuration = client.configuration()
-    shards = configuration.shards
-    places = session.range(0, len(shards), 1, len(shards)).select(F.col("id").cast("int").alias("place"))
-
-    def scan_shards(batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            for place in batch.column(0).to_pylist():
-                yield from scan_of(registry, timeout_s, shards[place])
-
-    rows = map_in_arrow(places, scan_shards, SCHEMA)
+    rows = run(session, configuration.shards, partial(scan_of, registry, timeout_s), SCHEMA)
     # Around the start of an interval other shards guard an id, too.
     return rows.dropDuplicates(["id", "token"]) if len(configuration.intervals) > 1 else rows
 
