@@ -38,7 +38,7 @@ from photon.core.disk import make_directory, read_json, storage_errors, write_fi
 from photon.core.errors import PhotonError, UsageError
 from photon.core.settings import SERVED_RETENTION_DAYS, Settings
 from spark.backfill.bucket import Work
-from spark.backfill.growth import FOREIGN, PRIMARY, Growth, log_of, ranges_of
+from spark.backfill.growth import FOREIGN, PRIMARY, Growth, range_of, ranges_of
 from spark.backfill.job import BUCKETS_MAX, Job, LogInput, Phase, Place, reading_of, summary_of
 from spark.backfill.publishing import Abandoned, Publisher, abandon, fenced, next_number
 from spark.backfill.rows import KIND_BITS, SCHEMA, Kind, foreign_rows, place_of, primary_rows
@@ -54,7 +54,7 @@ from spark.backfill.run import (
     prepare,
     send_adapter,
 )
-from spark.reading.lines import Range, batch_of, chunks_of
+from spark.reading.lines import batch_of, chunks_of
 from spark.reading.paths import is_uri
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
 from spark.streaming import Batches, check_left, prepare_session, works
@@ -345,10 +345,9 @@ def _rows(given: dict[str, Any], settings: Settings, kinds: Collection[Kind]) ->
         yield _at(batch_of(SCHEMA, len(places), key=keys, place=places), given["at_us"])
         return
     make = primary_rows if given["side"] == PRIMARY else foreign_rows
-    log = log_of(given)
-    parse = make(settings, {log.name: log.number})
-    for path, chunk in chunks_of(Range(log, given["start"], given["end"]), settings.logs, False):
-        for batch in parse(log.name, path, chunk):
+    parse = make(settings, {given["name"]: given["number"]})
+    for path, chunk in chunks_of(range_of(given), settings.logs, False):
+        for batch in parse(given["name"], path, chunk):
             if int(batch.column("place")[0].as_py()) >> KIND_BITS in kinds:
                 yield _at(batch, given["at_us"])
 

@@ -28,7 +28,7 @@ from spark.reading.paths import check_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.reading.lines import LogFile
+    from spark.reading.lines import Range
 
 RANGE: Final = (
     "side int, number int, name string, file_start long, size long, start long, end long, at_us long, "
@@ -73,12 +73,12 @@ def ranges_of(session: "SparkSession", directory: Path) -> "DataFrame":
     return given.option("pathGlobFilter", "*.json").json(str(directory.absolute()))
 
 
-def log_of(row: Mapping[str, Any]) -> "LogFile":
-    """Of a range, as an executor reads it."""
-    from spark.reading.lines import LogFile
+def range_of(row: Mapping[str, Any]) -> "Range":
+    """As an executor reads it."""
+    from spark.reading.lines import LogFile, Range
 
     place = row["name"], row["size"], row["file_start"], row["number"]
-    return LogFile(*place, row["inode"], row["telling"])
+    return Range(LogFile(*place, row["inode"], row["telling"]), row["start"], row["end"])
 
 
 class Growth:

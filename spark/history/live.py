@@ -37,13 +37,13 @@ from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters, lo
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, read_json, storage_errors, write_file
 from photon.core.errors import UsageError
-from spark.backfill.growth import TICK, Growth, log_of, ranges_of
+from spark.backfill.growth import TICK, Growth, range_of, ranges_of
 from spark.backfill.run import send_adapter
 from spark.history.run import SESSION_CONF as HISTORY_CONF
 from spark.history.run import check
 from spark.history.steps import Mark, marks, stepped
 from spark.history.tasks import ALL, READING, ROW, TOLD, Work, parsing, sink_rows, told
-from spark.reading.lines import Range, chunks_of
+from spark.reading.lines import chunks_of
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
 from spark.streaming import SESSION_CONF as STREAMING_CONF
 from spark.streaming import Batches, check_left, prepare_session, stop, works
@@ -292,6 +292,5 @@ def _records(work: Work, batches: Iterable[Any]) -> Iterator[Any]:
                     made += marks(work.parts, Mark(name, 0, one["at_us"]), low)
                 yield pa.RecordBatch.from_pylist(made, ROW)
                 continue
-            log = log_of(one)
-            for path, chunk in chunks_of(Range(log, one["start"], one["end"]), READING, False):
-                yield from parse[one["side"]](log.name, path, chunk)
+            for path, chunk in chunks_of(range_of(one), READING, False):
+                yield from parse[one["side"]](one["name"], path, chunk)

@@ -154,14 +154,10 @@ def rows(logs):
 
 def lines(logs):
     """All that was given out, as an executor reads it now."""
-    from spark.backfill.growth import log_of
-    from spark.reading.lines import Range, chunks_of
+    from spark.backfill.growth import range_of
+    from spark.reading.lines import chunks_of
 
-    return b"".join(
-        chunk.data
-        for row in rows(logs)
-        for _, chunk in chunks_of(Range(log_of(row), row["start"], row["end"]), Logs(), False)
-    )
+    return b"".join(chunk.data for row in rows(logs) for _, chunk in chunks_of(range_of(row), Logs(), False))
 
 
 @pytest.mark.parametrize("again", [False, True])
