@@ -38,8 +38,7 @@ from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs, Settings
-from photon.logs.files import HEAD_BYTES, TAIL_BYTES, Chunk, SeenFile, digest, goes_on, read_at, read_chunk
-from photon.logs.formats import Malformed, PrimaryBatch
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, SeenFile, digest, goes_on, read_at, read_chunk
 from photon.logs.packed import is_packed
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from spark.reading.events import plan, run
@@ -286,51 +285,36 @@ def rows_of(session: SparkSession, files: Sequence[LogFile], settings: Settings)
     def work(ranges: list[Range]) -> Iterator[Any]:
         parser = ChunkParser(settings)
         for one in ranges:
-            yield from _Rows(one).batches(parser, settings)
+            yield from _rows_of_range(one, parser, settings)
 
     return run(session, plan(session, files), work, from_arrow_schema(_ROWS))
 
 
-class _Rows:
-    """The rows of one range."""
+def _rows_of_range(one: Range, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
+    file, events, malformed = one.file, 0, 0
+    facts: Facts | None = None
 
-    def __init__(self, one: Range) -> None:
-        self._range = one
-        self._events = self._malformed = 0
+    def rows(kind: int, count: int, **columns: Any) -> Any:
+        return batch_of(_ROWS, count, kind=np.full(count, kind), file=np.full(count, file.number), **columns)
 
-    def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
-        facts: Facts | None = None
-        for path, chunk in chunks_of(self._range, settings.logs, unended=False):
-            yield from self._of_chunk(parser.primary(path, chunk), chunk)
-            facts = self._facts(path, chunk.end)  # now: the copy of an archive goes with its last chunk
-        if facts is not None:
-            yield self._rows(FACT, 1, text=[msgspec.msgpack.encode(facts)])
-
-    def _of_chunk(self, batch: PrimaryBatch, chunk: Chunk) -> Iterator[Any]:
-        found = batch.found
+    for path, chunk in chunks_of(one, settings.logs, unended=False):
+        batch = parser.primary(path, chunk)
+        found, bad, start, end = batch.found, batch.malformed, chunk.start, chunk.end
         if len(found):
-            self._events += len(found)
             hashes = fixed_binary(hash_ids(batch.ids).astype(">u8").tobytes(), 8)
-            yield self._rows(ENTRY, len(found), hash=hashes, a=found.starts + chunk.start, b=found.lengths)
-        if batch.malformed:
-            yield self._letter_rows(batch.malformed, chunk.start)
-
-    def _letter_rows(self, bad: Sequence[Malformed], start: int) -> Any:
-        self._malformed += len(bad)
-        name = self._range.file.name
-        letters = [DeadLetter(Fate.MALFORMED, one.reason, one.line, name, start + one.start) for one in bad]
-        lines = [dead_letter_lines([letter]) for letter in letters]
-        return self._rows(LETTER, len(lines), a=[one.offset for one in letters], text=lines)
-
-    def _facts(self, path: str, end: int) -> Facts:
+            yield rows(ENTRY, len(found), hash=hashes, a=found.starts + start, b=found.lengths)
+        if bad:
+            letters = [DeadLetter(Fate.MALFORMED, b.reason, b.line, file.name, start + b.start) for b in bad]
+            lines = [dead_letter_lines([letter]) for letter in letters]
+            yield rows(LETTER, len(lines), a=[letter.offset for letter in letters], text=lines)
+        events, malformed = events + len(found), malformed + len(bad)
+        # Looked at now: the copy of an archive goes with its last chunk.
         head_bytes, tail_bytes = min(HEAD_BYTES, end), min(TAIL_BYTES, end)
         head = digest(read_at(path, 0, head_bytes))
         tail = digest(read_at(path, end - tail_bytes, tail_bytes))
-        return Facts(self._range.file.number, end, head_bytes, head, tail, self._events, self._malformed)
-
-    def _rows(self, kind: int, count: int, **columns: Any) -> Any:
-        file = self._range.file.number
-        return batch_of(_ROWS, count, kind=np.full(count, kind), file=np.full(count, file), **columns)
+        facts = Facts(file.number, end, head_bytes, head, tail, events, malformed)
+    if facts is not None:
+        yield rows(FACT, 1, text=[msgspec.msgpack.encode(facts)])
 
 
 def facts_of(rows: DataFrame) -> list[Facts]:
