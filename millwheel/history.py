@@ -72,10 +72,8 @@ def take_up(stores: Sequence[LoggedStore], directory: Path, left: Left) -> None:
                 of_store.clear()
     for name, files in left.files.items():
         injector = left.numbers[f"injector {name}"]
-        for (
-            number,
-            packed,
-        ) in files.items():  # below those that workers give; a worker takes those of its slots
+        # Numbers are below those that workers give; a worker takes those of its slots.
+        for number, packed in files.items():
             for of_store in changes:
                 of_store[position_row(injector, number)] = packed
     changes[0][lane_row(0)] = _encode(Lane(marks=left.marks, counts=left.counts))

@@ -118,7 +118,9 @@ class World:
         self.stragglers = Stragglers(topology.injectors)
         self.parsers = _parsers(self.plan)
         self.least = {
-            (name, file): _least([self.time_of(name, line) for line in lines])
+            (name, file): [
+                *accumulate([self.time_of(name, line) for line in reversed(lines)], min, initial=NEVER)
+            ][::-1]
             for name, files in self.files.items()
             for file, lines in files.items()
         }
@@ -177,7 +179,7 @@ class World:
         for of_sink in lines:
             if (lane, of_sink.number) not in self.written:
                 self.written.add((lane, of_sink.number))
-                self.sinks[of_sink.sink] += _objects(of_sink.lines)
+                self.sinks[of_sink.sink] += map(msgspec.json.decode, of_sink.lines.splitlines())
 
 
 class Bench(World):
@@ -447,11 +449,3 @@ def _packed(lines: Iterable[Any]) -> bytes:
         (line.rstrip(b"\n") if isinstance(line, bytes) else msgspec.json.encode(line)) + b"\n"
         for line in lines
     )
-
-
-def _least(times: list[int]) -> list[int]:
-    return list(accumulate(reversed(times), min, initial=NEVER))[::-1]
-
-
-def _objects(lines: bytes) -> list[Any]:
-    return [msgspec.json.decode(line) for line in lines.splitlines()]
