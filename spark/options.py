@@ -35,6 +35,17 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Event times (us) from `start` on and before `end`."""
+
+    start: int = -(1 << 62)
+    end: int = 1 << 62
+
+
+ALL: Final = Span()
+
+
+@dataclass(frozen=True, slots=True)
 class SparkOptions:
     """Where Spark runs (`master`), the memory of its driver (`1g`, `512m`), more settings of Spark's own."""
 

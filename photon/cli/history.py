@@ -15,7 +15,7 @@ from millwheel.topology import load_topology
 from photon.cli.options import duration, json_flag, parse_time_us, path_option, show_time
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
-from spark.options import SparkOptions, check_requirements, spark_options
+from spark.options import Span, SparkOptions, check_requirements, spark_options
 
 if TYPE_CHECKING:
     from spark.history.compare import Verdict
@@ -175,7 +175,6 @@ def verify(
     check_requirements()
     from spark.history.compare import check, compare
     from spark.history.run import SESSION_CONF, Recomputed
-    from spark.history.tasks import Span
     from spark.session import open_session
 
     if warm_up_s is not None and start is None:

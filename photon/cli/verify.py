@@ -17,7 +17,7 @@ from photon.cluster.statuses import working
 from photon.cluster.topology import read_topology, settings_of
 from photon.connect.importer import SIDES
 from photon.core.errors import UsageError
-from spark.options import SparkOptions, scan_timeout_option, spark_options
+from spark.options import ALL, Span, SparkOptions, scan_timeout_option, spark_options
 from spark.verification.rules import SETTLE_S
 
 
@@ -80,12 +80,12 @@ def command(
     Ends with status 1 if an event was lost, joined twice, without being registered, with the wrong primary
     event or without being in the inputs, or was given up though it can be joined.
     """
-    from spark.verification.rules import Span, as_table
+    from spark.verification.rules import as_table
     from spark.verification.verify import Question, engine_for, verify
 
     span = Span(
-        None if start is None else parse_time_us(start, "--from"),
-        None if end is None else parse_time_us(end, "--to"),
+        ALL.start if start is None else parse_time_us(start, "--from"),
+        ALL.end if end is None else parse_time_us(end, "--to"),
     )
     if given["export"] and (work is not None or registry is not None):
         raise UsageError("--export: the registry itself or an export of it is asked, not both")

@@ -25,7 +25,8 @@ from photon.core.errors import UsageError
 from photon.core.settings import Settings
 from photon.logs.files import Chunk, find
 from spark.history.run import Recomputed
-from spark.history.tasks import ALL, READING, Span, sink_rows
+from spark.history.tasks import READING, sink_rows
+from spark.options import ALL, Span
 from spark.reading.events import parsed_logs
 from spark.reading.lines import LogFile, LogSet, Parse, local_file
 from spark.session import map_in_arrow, spark_failures

@@ -42,7 +42,8 @@ from spark.backfill.run import send_adapter
 from spark.history.run import SESSION_CONF as HISTORY_CONF
 from spark.history.run import check
 from spark.history.steps import Mark, marks, stepped
-from spark.history.tasks import ALL, READING, ROW, TOLD, Work, parsing, sink_rows, told
+from spark.history.tasks import READING, ROW, TOLD, Work, parsing, sink_rows, told
+from spark.options import ALL
 from spark.reading.lines import chunks_of
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
 from spark.streaming import SESSION_CONF as STREAMING_CONF

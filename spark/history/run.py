@@ -39,12 +39,10 @@ from photon.logs.inventory import read_by_others
 from photon.logs.packed import is_packed
 from spark.backfill.run import send_adapter
 from spark.history.tasks import (
-    ALL,
     READING,
     ROW,
     STATE,
     TOLD,
-    Span,
     Told,
     Work,
     compute,
@@ -53,6 +51,7 @@ from spark.history.tasks import (
     sink_rows,
     told,
 )
+from spark.options import ALL, Span
 from spark.reading.events import parsed_logs
 from spark.reading.lines import LogFile, LogSet
 from spark.reading.paths import is_uri

@@ -24,6 +24,7 @@ from millwheel.engine.wheel import for_readers
 from millwheel.topology import DEAD_LETTERS, load_topology
 from photon.core.settings import Logs
 from photon.logs.files import Chunk
+from spark.options import Span
 from spark.reading.lines import Parse
 
 ROW: Final = pa.schema(
@@ -37,17 +38,6 @@ _STATE_ROWS: Final = 10_000
 _json: Final = msgspec.json.encode
 _pack: Final = msgspec.msgpack.Encoder().encode
 unpack: Final = msgspec.msgpack.Decoder(Part).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """From `start` on and before `end`, in us."""
-
-    start: int = BEFORE
-    end: int = NEVER
-
-
-ALL: Final = Span()
 
 
 @dataclass(frozen=True, slots=True)

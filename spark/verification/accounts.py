@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from photon.core.fates import Fate
 from spark.losses import BACKFILL
+from spark.options import ALL, Span
 from spark.reading.lines import batch_of, fixed_binary
-from spark.verification.rules import Loser, Span, Total, Verdict
+from spark.verification.rules import Loser, Total, Verdict
 
 Ask = Callable[[bytes, bytes], bytes]
 """Ids (16 x N bytes) and times (8 x N) -> those of the ids that every replica calls absent."""
@@ -91,7 +92,6 @@ ACCOUNT_SCHEMA: Final = pa.schema(
         "token_us": pa.int64(),
     }
 )
-_ALWAYS: Final = Span()
 _NO_LEDGER: Final = -1
 _NO_TIME: Final = np.iinfo(np.int64).min
 
@@ -107,7 +107,7 @@ class Terms:
     have its fate. Ledgers and registry count as far as their rows are there.
     """
 
-    span: Span = _ALWAYS
+    span: Span = ALL
     adapted: bool = False
     settled_us: int = 0
     backfills: tuple[int, ...] = ()
@@ -248,13 +248,10 @@ class _Rows:
 
 
 def _within(span: Span, times: Column) -> Column:
-    if not span:
+    """Of those that have none only if all are."""
+    if span == ALL:
         return np.ones(len(times), np.bool_)
-    inside = times > _NO_TIME
-    if span.start_us is not None:
-        inside &= times >= span.start_us
-    if span.end_us is not None:
-        inside &= times < span.end_us
+    inside: Column = (times >= span.start) & (times < span.end)
     return inside
 
 
@@ -303,7 +300,7 @@ def _of_no_id(bucket: Any, rows: _Rows, terms: Terms) -> Any:
         int((sources == one).sum()) for one in (Source.FOREIGN, Source.JOINED, Source.LETTER)
     )
     only = rows.registered["key"].filter(pa.array(~_is_in(rows.registered["key"], rows.keys)))
-    others = 0 if terms.span else pc.count_distinct(only).as_py()
+    others = 0 if terms.span != ALL else pc.count_distinct(only).as_py()
     counts = {
         Verdict.UNREADABLE: (int(bool(lines + joined + letters)), lines, joined, letters, 0),
         Verdict.OTHER_REGISTERED: (others, 0, 0, 0, 0),

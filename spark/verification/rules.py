@@ -13,17 +13,6 @@ SETTLE_S: Final = 60.0
 """An event registered so shortly before the scan may be on its way into a joined log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Event times (us) from `start_us` on and before `end_us`; None: no bound."""
-
-    start_us: int | None = None
-    end_us: int | None = None
-
-    def __bool__(self) -> bool:
-        return self.start_us is not None or self.end_us is not None
-
-
 class Verdict(StrEnum):
     """One for each distinct foreign id. The order is that of the report."""
 

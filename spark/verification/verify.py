@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -15,7 +15,7 @@ from joiner.output_files import PARQUET
 from photon.core.clock import SystemClock
 from photon.core.errors import AdapterError, UsageError
 from photon.core.settings import Adapter, Settings
-from spark.options import SCAN_TIMEOUT_S, SparkOptions
+from spark.options import ALL, SCAN_TIMEOUT_S, Span, SparkOptions
 from spark.reading.paths import check_new, check_output, input_paths, is_uri, local_name, output_paths
 from spark.registered import (
     ASK_TIMEOUT_S,
@@ -30,7 +30,7 @@ from spark.registered import (
 from spark.verification import facts
 from spark.verification.accounts import Terms, against_logs, judged
 from spark.verification.engines import BY_ID, BY_PRIMARY, Here
-from spark.verification.rules import SETTLE_S, Asked, Loser, Report, Span, make_report, most_lost
+from spark.verification.rules import SETTLE_S, Asked, Loser, Report, make_report, most_lost
 
 if TYPE_CHECKING:
     from spark.verification.on_spark import OnSpark
@@ -56,7 +56,7 @@ class Question:
     details: str = ""
     registry: RegistryAt | None = None
     export: str = ""
-    span: Span = field(default_factory=Span)
+    span: Span = ALL
     settle_s: float = SETTLE_S
     scan_timeout_s: float = SCAN_TIMEOUT_S
     complete: bool = False
@@ -76,8 +76,7 @@ class Question:
             check_export(self.export)
         if self.registry and self.export:
             raise UsageError("the registry itself or an export of it is asked, not both")
-        start_us, end_us = self.span.start_us, self.span.end_us
-        if start_us is not None and end_us is not None and start_us >= end_us:
+        if self.span.start >= self.span.end:
             raise UsageError("the time range is empty: --from must be before --to")
         _outputs(self.out, "joined")
 
@@ -146,7 +145,7 @@ def verify(engine: Engine, question: Question, settings: Settings) -> Report:
     asked = Asked.ITSELF if question.registry else Asked.EXPORT if question.export else Asked.NOT
     known = question.complete or question.positions is not None
     # Times of ids that only the registry has are not known.
-    others = terms.asked and not question.span
+    others = terms.asked and question.span == ALL
     note = note_of(settings.adapter)
     return make_report(totals, bool(question.primary), asked, known, others, losers, note)
 

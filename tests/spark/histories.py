@@ -14,7 +14,8 @@ from millwheel.ready import Attribution, Sessions, Unmatched, WindowCounts
 from millwheel.topology import load_topology
 from photon.cluster.declared import Declared
 from photon.logs.files import Chunk
-from spark.history.tasks import ALL, ROW, TOLD, Work, compute, input_rows, parsing, told
+from spark.history.tasks import ROW, TOLD, Work, compute, input_rows, parsing, told
+from spark.options import ALL
 
 ROOT = str(Path(__file__).parents[2])
 NAME = "tests.spark.histories:"

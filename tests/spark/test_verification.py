@@ -193,7 +193,7 @@ def test_an_adapter_that_makes_its_own_lines_is_noted(tmp_path, monkeypatch):
 
 
 def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(place, tmp_path):
-    from spark.verification.rules import Span
+    from spark.options import Span
 
     first, second, alone = (
         foreign("rep", "q", ts_us=1_000_000),
@@ -204,7 +204,7 @@ def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(plac
     logs.primary(primary("q"), primary("q2"))
     logs.foreign(first, second, alone)
     logs.joined("dc1", joined(first, primary("q")), joined(alone, primary("q")))
-    report, _ = logs.ask(place, span=Span(9_000_000, None))
+    report, _ = logs.ask(place, span=Span(9_000_000))
     assert report.broken == []
     assert (report.counts["foreign_events"], report.counts["joined"]) == (1, 1)
 

@@ -176,7 +176,7 @@ def test_an_export_tells_the_same_but_for_what_only_the_registry_knows(
 
 def test_only_events_of_the_time_range_are_judged_and_what_settles_sooner_is_lost(place, planted, registry):
     """But for those of a backfill that runs."""
-    from spark.verification.rules import Span
+    from spark.options import Span
 
     start, end = T + 100_000_000, T + 180_000_000
     report, rows = planted.ask(place, registry, span=Span(start, end), settle_s=0.0)

@@ -225,6 +225,6 @@ def test_the_question_is_what_the_options_say(logs, monkeypatch, photon):
         done = photon("verify", "--foreign", logs.directory / "clicks", "--out", logs.out, *given)
         assert done[::2] == (0, "")
     question = asked[0]
-    assert (question.settle_s, question.scan_timeout_s, question.span.end_us) == (5.0, 90.0, 3_000_000)
+    assert (question.settle_s, question.scan_timeout_s, question.span.end) == (5.0, 90.0, 3_000_000)
     named, of_settings = RegistryAt(("a:1", "b:2")), RegistryAt(("c:1",))
     assert [one.registry for one in asked] == [named, of_settings, named, None]
