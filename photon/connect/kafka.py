@@ -82,10 +82,8 @@ class KafkaSource:
         self._error: PhotonError | None = None
         self._next: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        """Where each partition ended when this was opened, or at the last look; where `drain`, that is
-        all."""
+        """Where each partition ended at the last look; where `drain`, when this was opened: that is all."""
         self._drain = False
-        self._drained: set[int] = set()
         self._losses: list[Loss] = []
         self._looked_s = 0.0
         self._more = False
@@ -103,7 +101,7 @@ class KafkaSource:
             self.close()
             self._consumer = made(self._uri, Consumer, self._settings)
         self._fresh = False
-        self._id, self._next, self._ends, self._drained = None, {}, {}, set()
+        self._id, self._next, self._ends = None, {}, {}
         self._take_partitions()
         self._amiss = False
 
@@ -133,7 +131,11 @@ class KafkaSource:
             known_by, number = self._places.get(partition, ("", low - 1))
             start = number + 1 if known_by in ("", found) else low
             if start > end:
-                raise self._ends_before(partition, start)
+                raise UsageError(
+                    f"{self._uri.shown}: partition {partition} ends before record {start}, up to which it "
+                    "was read: its brokers have lost records, or the topic was made anew; read it with "
+                    "another --out, or by another name"
+                )
             if start < low:
                 self._losses.append(Loss(shown(self._name(partition)), start, low - start))
                 start = low
@@ -168,7 +170,8 @@ class KafkaSource:
             if record.error() is None:
                 records[record.partition()].append(record)
             elif record.error().code() == _EOF:
-                self._ended(record.partition(), record.offset())
+                at = record.partition()
+                self._next[at] = self._ends[at] = max(self._next[at], record.offset())
             else:  # those before it are kept, and those behind it read once more
                 self._amiss = True
                 if record.error().code() != _GONE:
@@ -193,32 +196,17 @@ class KafkaSource:
         runs = tuple((first, last - first + 1) for first, last in runs_of(numbers))
         return Batch(self._name(partition), lines + b"\n", runs)
 
-    def _ended(self, partition: int, end: int) -> None:
-        self._drained.add(partition)
-        self._next[partition] = max(self._next[partition], end)
-        self._ends[partition] = max(self._ends[partition], end)
-
-    def _ends_before(self, partition: int, start: int) -> UsageError:
-        return UsageError(
-            f"{self._uri.shown}: partition {partition} ends before record {start}, up to which it was read: "
-            "its brokers have lost records, or the topic was made anew; read it with another --out, or by "
-            "another name"
-        )
-
     def state(self) -> State:
-        if self._drain and not self._amiss and all(map(self._is_drained, self._ends)):
+        if self._drain and not self._amiss and all(self._next[at] >= end for at, end in self._ends.items()):
             return State.FINISHED
         return State.ACTIVE if self._more else State.IDLE
-
-    def _is_drained(self, partition: int) -> bool:
-        return partition in self._drained or self._next[partition] >= self._ends[partition]
 
     def losses(self) -> Sequence[Loss]:
         found, self._losses = self._losses, []
         return found
 
     def behind(self) -> int | None:
-        for partition in self._next:
+        for partition in () if self._drain else self._next:
             with contextlib.suppress(KafkaException):
                 _, high = self._consumer.get_watermark_offsets(
                     TopicPartition(self._topic, partition), cached=True
