@@ -248,7 +248,7 @@ class _Rows:
 
 
 def _within(span: Span, times: Column) -> Column:
-    """Of those that have none only if all are."""
+    """Which of the times are in the span; what has none is in ALL only."""
     if span == ALL:
         return np.ones(len(times), np.bool_)
     inside: Column = (times >= span.start) & (times < span.end)
