@@ -65,7 +65,8 @@ class SinkFiles:
 
     def append(self, lines: Lines) -> None:
         """StorageError."""
-        self._append(lines.number, lines.lines)
+        self._log.append(lines.lines)
+        self._unsynced.append(lines.number)
 
     def begin_sync(self, end: bool = False) -> tuple[list[int], LogPosition]:
         """The numbers of the lines that the files have, and where they end. `end`: of the run, and of the
@@ -96,10 +97,6 @@ class SinkFiles:
     def close(self) -> None:
         self._log.close()
 
-    def _append(self, number: int, lines: bytes) -> None:
-        self._log.append(lines)
-        self._unsynced.append(number)
-
     def _take_up(self, position: LogPosition, left: list[tuple[int, bytes]]) -> None:
         """What the files have of `left` stays, for a reader may be past it; what differs is cut."""
         begun = b""
@@ -122,7 +119,7 @@ class SinkFiles:
             self._log.append(lines[len(begun) :], rotate=False)
             self._unsynced.append(number)
         for number, lines in left:
-            self._append(number, lines)
+            self.append(Lines(self._stem, number, lines))
 
     def _has(self, position: LogPosition, lines: bytes) -> int:
         """How many bytes of `lines` stand there."""
