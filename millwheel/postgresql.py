@@ -166,8 +166,9 @@ class PostgresqlStore(LoggedStore):
         self._again_s = again_s
 
     def scan(self, prefix: bytes, behind: Sequence[bytes] = (b"",)) -> Iterator[tuple[bytes, bytes]]:
-        within = len(prefix) + 1, len(behind[0]), list(behind)
-        bounds = prefix, _after(prefix), *within
+        kept = prefix.rstrip(b"\xff")  # something is left: a prefix begins with a kind of row
+        end = kept[:-1] + bytes((kept[-1] + 1,))
+        bounds = prefix, end, len(prefix) + 1, len(behind[0]), list(behind)
         try:
             with self._connected("rest").transaction(), self._connected("rest").cursor("scan") as cursor:
                 cursor.itersize = _ROWS_AT_ONCE
@@ -415,9 +416,3 @@ def _bounded(connection: _Connection, within_s: float) -> Iterator[None]:
 
 def _leads(connection: _Connection, machine: Machine, seconds: float) -> bool:
     return connection.execute(_HOLD, (machine.holder, _encode(machine), seconds)).fetchone() is not None
-
-
-def _after(prefix: bytes) -> bytes:
-    """The first name behind all that start so."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes((kept[-1] + 1,))
