@@ -169,14 +169,14 @@ def test_a_directory_that_cannot_be_listed_is_told_once_and_holds_up_no_other(tm
     for name in ("closed", "open"):
         (tmp_path / name).mkdir()
     (tmp_path / "open" / "a.csv").write_text("id\n1\n", "utf-8")
-    listing = os.scandir
+    listing = os.listdir
 
     def refusing(path):
         if os.fspath(path) == str(tmp_path / "closed"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return listing(path)
 
-    monkeypatch.setattr(os, "scandir", refusing)
+    monkeypatch.setattr(os, "listdir", refusing)
     with pytest.raises(
         UsageError, match=r"closed cannot be read \(Permission denied\); see to its permissions"
     ):
