@@ -102,6 +102,7 @@ def test_a_file_is_listed_when_no_batch_without_an_end_stands_in_it(make, regist
     assert listed(east) == []
     assert worker.status()["output"]["waiting"] == 1
     worker.leases.renew_due()
+    assert worker.can_work(), "the disk is well again"
     worker.join(batch_of(["d"]))  # its sync is that of c, too
     age(worker, clock)
     assert listed(east) == ["joiner-000000.jsonl", "joiner-000001.jsonl"]
