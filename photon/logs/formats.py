@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import Field, decoder_of, pack_times
+from photon.core.columns import Field, decoder_of, pack_times, take_ids
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Foreign, Primary, Settings, parse_path
 
@@ -167,36 +167,25 @@ class JsonLines:
     def parse_foreign(self, chunk: bytes) -> ForeignBatch:
         events, found, malformed = events_of(self._foreign, chunk)
         lines, starts = found.lines, found.starts
-        texts, named, values = self._id(events), self._named_id(events), self._time(events)
-        ids = self._packer.pack(texts)
+        named, values = self._named_id(events), self._time(events)
+        ids = self._packer.pack(self._id(events))
         times = event_times(ids, values, self._time_unit)
-        if not isinstance(times, bytes):
-            fits = self._without_bad_times(ids, values, lines, starts, malformed)
-            lines, starts = list(compress(lines, fits)), starts[fits]
-            texts, named = list(compress(texts, fits)), list(compress(named, fits))
-            ids = self._packer.pack(texts)
-            times = event_times(ids, list(compress(values, fits)), self._time_unit)
-            assert isinstance(times, bytes)
+        if not isinstance(times, bytes):  # the slow path: which have a usable one
+            each = [
+                event_times(ids[16 * row : 16 * row + 16], [value], self._time_unit)
+                for row, value in enumerate(values)
+            ]
+            fits = np.ones(len(lines), np.bool_)
+            for row, why in enumerate(each):
+                if isinstance(why, str):
+                    fits[row] = False
+                    reason = f"field '{self._time_field}' {why}"
+                    malformed.append(Malformed(int(starts[row]), lines[row], reason))
+            malformed.sort(key=lambda bad: bad.start)
+            times = b"".join([one for one in each if isinstance(one, bytes)])
+            lines, named = list(compress(lines, fits)), list(compress(named, fits))
+            ids, starts = take_ids(ids, fits), starts[fits]
         return ForeignBatch(ids, self._packer.pack(named), times, lines, starts, malformed)
-
-    def _without_bad_times(
-        self,
-        ids: bytes,
-        values: Sequence[Any],
-        lines: list[bytes],
-        starts: Offsets,
-        malformed: list[Malformed],
-    ) -> npt.NDArray[np.bool_]:
-        """The slow path: which events have a usable time; the others are added to the malformed ones."""
-        fits = np.ones(len(lines), np.bool_)
-        for row, value in enumerate(values):
-            one = event_times(ids[16 * row : 16 * row + 16], [value], self._time_unit)
-            if isinstance(one, str):
-                fits[row] = False
-                reason = f"field '{self._time_field}' {one}"
-                malformed.append(Malformed(int(starts[row]), lines[row], reason))
-        malformed.sort(key=lambda bad: bad.start)
-        return fits
 
 
 def events_of(decoder: Any, chunk: bytes) -> tuple[list[Any], Lines, list[Malformed]]:
