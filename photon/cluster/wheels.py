@@ -367,7 +367,8 @@ class WheelRun:
     def _on(self, link: Link, kind: int, said: Any) -> None:
         """LostError for who is of no use here."""
         if kind == links.BEAT:
-            if f"worker-{said[0]}" not in self._supervisor.children:
+            child = self._supervisor.children.get(f"worker-{said[0]}")
+            if child is None or child.process is None or child.process.pid != said[1]:
                 raise LostError  # it was stopped since
             link.known = True
             self._beats[said[0]] = time.monotonic()
@@ -429,14 +430,15 @@ class WheelRun:
         if still > 1.0 and self._master is not None:
             self._master.stood_still(still)
         for worker, beat in list(self._beats.items()):
-            if still > 1.0:
+            process = self._supervisor.children[f"worker-{worker}"].process
+            if process is None:  # the next one under this name has its own time to start
+                del self._beats[worker]
+            elif still > 1.0:
                 self._beats[worker] = beat + still
             elif now - beat > SILENCE_S_MAX:
                 del self._beats[worker]
-                child = self._supervisor.children[f"worker-{worker}"]
-                if child.process is not None:
-                    self._tell(f"worker-{worker} stands still for {SILENCE_S_MAX:g} s; it is killed")
-                    child.process.kill()
+                self._tell(f"worker-{worker} stands still for {SILENCE_S_MAX:g} s; it is killed")
+                process.kill()
 
     def _try(self, asker: Link) -> None:
         """Load new code where nothing is loaded yet, as workers will; meanwhile the run goes on."""

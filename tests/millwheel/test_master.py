@@ -1,5 +1,7 @@
 """What the one that leads makes of its workers' words, and what it answers of low watermarks."""
 
+import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 from millwheel import Computation, Input, Logs, Stream, Topology, links, node
@@ -7,7 +9,9 @@ from millwheel.computation import NEVER
 from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.records import SLOTS
 from millwheel.engine.shares import Shares, Work, even
+from millwheel.links import LostError
 from millwheel.machines import Machine, Round
+from photon.cluster import wheels
 from photon.cluster.master import Master
 
 
@@ -82,3 +86,47 @@ def test_why_takes_the_name_of_a_stream_for_the_computation_that_makes_it():
 
 def test_why_of_what_is_no_name_says_which_there_are():
     assert master().why("sen") == {"error": "'sen' has no low watermark; there are clicks, relay"}
+
+
+class Workers:
+    """The processes of a run, without any: `kill` is noted."""
+
+    def __init__(self):
+        self.children, self.killed = {"worker-0": SimpleNamespace(process=None)}, []
+
+    def becomes(self, pid):
+        kill = partial(self.killed.append, pid)
+        self.children["worker-0"].process = pid and SimpleNamespace(pid=pid, kill=kill)
+
+
+def test_a_worker_is_killed_for_its_own_silence_not_for_that_of_the_one_before_it(tmp_path, monkeypatch):
+    now, told, workers = [100.0], [], Workers()
+    monkeypatch.setattr(wheels, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    run = wheels.WheelRun("tests.millwheel.test_master:TOPOLOGY", tmp_path / "work", 1, True, told.append)
+    run._lock.release()
+    run._supervisor = workers
+
+    def beats(pid):
+        link = SimpleNamespace(known=False, send=lambda *_: None)
+        with contextlib.suppress(LostError):
+            run._on(link, links.BEAT, [0, pid])
+        return link.known
+
+    def after(seconds):
+        for _ in range(seconds):
+            now[0] += 1.0
+            run._watch(now[0])
+
+    workers.becomes(1)
+    assert beats(1)
+    after(3)
+    workers.becomes(None)
+    assert not beats(1)  # its last words, read late
+    after(1)
+    workers.becomes(2)
+    assert not beats(1)
+    after(30)  # it takes its time to start
+    assert workers.killed == []
+    assert beats(2)
+    after(6)
+    assert workers.killed == [2] and told == ["worker-0 stands still for 5 s; it is killed"]
