@@ -230,7 +230,8 @@ def status(work: Path, as_json: bool) -> None:
         )
     click.echo(f"\n{'worker':<20} {'busy':>12} {'intervals':>12}")
     for worker, one in told["processes"].items():
-        click.echo(f"{worker:<20} {one['busy']:>12.0%} {one['slots']:>12}  {one['machine']}".rstrip())
+        busy = "starting" if one["busy"] is None else f"{one['busy']:.0%}"
+        click.echo(f"{worker:<20} {busy:>12} {one['slots']:>12}  {one['machine']}".rstrip())
     for worker, one in told["processes"].items():
         if one["hot"] is not None:
             click.echo(f"worker {worker}: {shown_hot(one['hot'])}")
@@ -447,7 +448,7 @@ def _because(held: dict[str, Any]) -> str:
                     else ""
                 )
             )
-    return f"{where}, which has not begun"
+    return f"{where} is starting"
 
 
 def _print_summary(summary: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ class Master:
         self._hot_told: set[tuple[int, str, str]] = set()
         self._ended = False
         self._heard: dict[int, float] = {}
-        """When each worker told how it is."""
+        """When each worker that runs told how it is: not one that is starting."""
         self._moved = time.monotonic()
         self.notices: list[str] = []
         """Of workers, as of a log that was cut before it was read; who tells them takes them away."""
@@ -62,6 +62,7 @@ class Master:
             self.authority.begins(worker, sequencer)
             self._load.begins(worker)
             self._links[worker] = link
+            self._heard.pop(worker, None)
             self.authority.restore(marks)
             self._send_all(links.MARKS, pack(self.authority.marks))
             self._send(link, links.LATENESS, pack(self._stragglers.lateness_us))
@@ -134,7 +135,9 @@ class Master:
                 self.notices.append(f"worker {worker} is overloaded: {shown_hot(hot)}")
 
     def lost(self, link: Link) -> None:
-        self._links = {worker: known for worker, known in self._links.items() if known is not link}
+        for worker in [worker for worker, known in self._links.items() if known is link]:
+            del self._links[worker]
+            self._heard.pop(worker, None)
 
     def summary(self) -> dict[str, Any]:
         counts = summed([status["counts"] for status in self._statuses.values()])
@@ -147,7 +150,8 @@ class Master:
         }
 
     def status(self) -> dict[str, Any]:
-        """As `photon millwheel status` tells it, but for what only the machines know."""
+        """As `photon millwheel status` tells it, but for what only the machines know. Of a worker that is
+        starting nothing is known but its place."""
         now = time.time_ns() // 1_000
         marks: dict[str, dict[str, Any]] = {}
         for name, mark in self.authority.marks.items():
@@ -157,12 +161,13 @@ class Master:
                 marks[name] |= {"low_watermark_us": mark, "lag_s": round((now - mark) / 1e6, 3)}
         for name, lateness in self._stragglers.lateness_us.items():
             marks[name]["lateness_s"] = lateness / 1e6
+        own = ("pid", "sequencer", "timers", "unacked_bytes", "hot")
         workers = {
             worker: {
                 "machine": self._machines[worker].shown,
                 "slots": len(slots_of(self._owners, worker)),
-                "busy": round(self._load.busy.get(worker, 0.0), 3),
-                **{key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes", "hot")},
+                "busy": round(self._load.busy.get(worker, 0.0), 3) if worker in self._heard else None,
+                **{key: status[key] if worker in self._heard else None for key in own},
             }
             for worker, status in sorted(self._statuses.items())
         }
@@ -178,10 +183,9 @@ class Master:
         chain = []
         while True:
             worker = self.authority.holder(name)
-            status = self._statuses.get(worker)
             held: dict[str, Any] = {"held_by": "worker"}
-            if status is not None:
-                held = status["why"].get(name, held)
+            if worker in self._heard:
+                held = self._statuses[worker]["why"].get(name, held)
             chain.append(
                 {"name": name, "worker": worker, "low_watermark_us": self.authority.marks[name], **held}
             )

@@ -4,6 +4,8 @@ import contextlib
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
+
 from millwheel import Computation, Input, Logs, Stream, Topology, links, node
 from millwheel.computation import NEVER
 from millwheel.engine.plan import Plan, numbered
@@ -11,6 +13,7 @@ from millwheel.engine.records import SLOTS
 from millwheel.engine.shares import Shares, Work, even
 from millwheel.links import LostError
 from millwheel.machines import Machine, Round
+from photon.cli.millwheel import group
 from photon.cluster import wheels
 from photon.cluster.master import Master
 
@@ -33,6 +36,7 @@ def master(workers=1, send=lambda *_: None):
 
 def status(sequencer, done):
     return {
+        "pid": 70,
         "sequencer": sequencer,
         "counts": {"relay": {"records": done, "dead_letters": 0}},
         "timers": {},
@@ -86,6 +90,37 @@ def test_why_takes_the_name_of_a_stream_for_the_computation_that_makes_it():
 
 def test_why_of_what_is_no_name_says_which_there_are():
     assert master().why("sen") == {"error": "'sen' has no low watermark; there are clicks, relay"}
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_nothing_is_told_of_a_worker_that_starts_by_what_the_one_before_it_had_said(
+    is_lost, monkeypatch, capsys
+):
+    one, link = master(), SimpleNamespace(known=False)
+    held = {"held_by": "injector", "percentile": None}
+    up = {**status(5, 3), "why": {"clicks": held}}
+    begins = ["a", 1, 0, 5, dict.fromkeys(one.authority.marks, 7)]
+
+    def told():
+        answers = {"status": one.status() | {"topology": "it", "machines": [], "restarts": 1, "seconds": 2.0}}
+        monkeypatch.setattr(wheels, "ask", lambda _, *question: answers.get(question[0], one.why("clicks")))
+        for words in (["status"], ["why", "clicks"]):
+            group.main([*words, "--work", "work"], standalone_mode=False)
+        *_, row, why = capsys.readouterr().out.splitlines()
+        return row.split()[:2], why
+
+    one.hear(link, links.BEGINS, begins)
+    one.hear(link, links.STATUS, [0, up])
+    assert told() == (["0", "0%"], "clicks: worker 0, its logs (read to their end)")
+    if is_lost:
+        one.lost(link)
+        assert told() == (["0", "starting"], "clicks: worker 0 is starting")
+    one.hear(again := SimpleNamespace(known=False), links.BEGINS, begins)
+    one.lost(link)
+    assert told() == (["0", "starting"], "clicks: worker 0 is starting")
+    assert one.summary()["counts"]["relay"]["records"] == 3
+    one.hear(again, links.STATUS, [0, up])
+    assert told()[0] == ["0", "0%"]
 
 
 class Workers:

@@ -462,7 +462,7 @@ function millwheel() {
       say(done.told || done.error);
     } }, `Kill worker ${worker}`);
     draw("workers", card("Workers", table(["worker", "process", "sequencer", "bytes not acknowledged", ""],
-      Object.entries(s.processes).map(([worker, one]) => [worker, String(one.pid), one.sequencer, one.unacked_bytes, told.acts.includes("kill-worker") ? kill(worker) : ""]))));
+      Object.entries(s.processes).map(([worker, one]) => [worker, String(one.pid ?? "starting"), one.sequencer ?? "", one.unacked_bytes ?? "", told.acts.includes("kill-worker") ? kill(worker) : ""]))));
   });
 }
 
