@@ -38,10 +38,10 @@ def verdict(sample: Sample) -> str:
     a datacenter that is not of the system any more.
     """
     replicas, fates = sample.of("registry"), sample.fates()
-    wrong = [f"{name} does not answer" for name in sample.silent()]
-    if replicas and not sample.has_quorum():
-        wrong.append("the registry has no quorum")
-    else:
+    led = not replicas or sample.has_quorum()
+    wrong = [] if led else ["the registry has no quorum"]
+    wrong += [f"{name} does not answer" for name in sample.silent()]
+    if led:
         wrong += [f"{name} hears no leader" for name, one in sample.answered().items() if _hears_none(one)]
     wrong += [f"the fates of {name} do not add up" for name, row in fates.items() if not row["adds_up"]]
     for name, group in groups_of(sample).items():

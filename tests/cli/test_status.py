@@ -111,6 +111,13 @@ def test_of_many_troubles_the_worst_are_named_and_the_others_counted():
     assert status.verdict(silent) == f"NOT WELL: {named}; and 2 more below"
 
 
+def test_a_registry_without_a_quorum_is_told_before_those_that_do_not_answer():
+    alone = {**REPLICA, "directory": {"has_quorum": False, "leader": None}}
+    silent = dict.fromkeys(("registry-r1", "registry-r2", "joiner-west", "dispatcher-west"))
+    said = status.verdict(statuses.Sample(0.0, {**silent, **FINE, "registry-r0": alone}))
+    assert said.startswith("NOT WELL: the registry has no quorum; registry-r1 does not answer;")
+
+
 def test_watch_asks_again_until_it_is_stopped(monkeypatch, tmp_path):
     answers = iter([{"dispatcher-east": DISPATCHER}, {"dispatcher-east": None}])
 
