@@ -166,7 +166,9 @@ class Master:
             worker: {
                 "machine": self._machines[worker].shown,
                 "slots": len(slots_of(self._owners, worker)),
-                "busy": round(self._load.busy.get(worker, 0.0), 3) if worker in self._heard else None,
+                "busy": min(1.0, round(self._load.busy.get(worker, 0.0), 3))
+                if worker in self._heard
+                else None,
                 **{key: status[key] if worker in self._heard else None for key in own},
             }
             for worker, status in sorted(self._statuses.items())

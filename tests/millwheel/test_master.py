@@ -123,6 +123,15 @@ def test_nothing_is_told_of_a_worker_that_starts_by_what_the_one_before_it_had_s
     assert told()[0] == ["0", "0%"]
 
 
+def test_a_worker_that_was_busy_for_longer_than_its_turn_took_to_tell_is_shown_as_always_busy():
+    one, link = master(), SimpleNamespace(known=False)
+    one.hear(link, links.BEGINS, ["a", 1, 0, 5, {}])
+    for at, busy in ((1.0, 0.0), (2.0, 1.73)):
+        work = Work(at, busy, [0.0] * SLOTS)
+        one.hear(link, links.STATUS, [0, {**status(5, 3), "work": work}])
+    assert one.status()["processes"][0]["busy"] == 1.0
+
+
 class Workers:
     """The processes of a run, without any: `kill` is noted."""
 
