@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import click
 
-from photon.cli.options import config_option, parse_time_us, work_option
+from photon.cli.options import TIME_FORM, config_option, parse_time_us, work_option
 from photon.cluster.registry_access import Named, asking, notice
 from photon.cluster.roles import dispatchers_group
 from photon.cluster.topology import DATACENTER_NAMES, find_system
@@ -30,7 +30,7 @@ _FILES_SHOWN: Final = 20
     "start",
     metavar="now|TIME|start",
     required=True,
-    help="The logs' ends, the first event of a time (ISO 8601, or seconds since 1970), or their starts.",
+    help=f"The logs' ends, the first event of a time, or their starts. A time: {TIME_FORM}.",
 )
 @work_option("Work directory of a run here (OUT/.photon).")
 @click.option("--datacenter", help="Only of this one  [default: all]")

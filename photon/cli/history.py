@@ -12,7 +12,7 @@ import click
 
 from millwheel.computation import BEFORE, NEVER
 from millwheel.topology import load_topology
-from photon.cli.options import duration, json_flag, parse_time_us, path_option, show_time
+from photon.cli.options import TIME_FORM, duration, json_flag, parse_time_us, path_option, show_time
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
 from spark.options import Span, SparkOptions, check_requirements, spark_options
@@ -135,7 +135,7 @@ def live_on_spark(topology: str, work: Path, every_s: float, as_json: bool, spar
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 @_input
 @click.option("--sink", "sinks", multiple=True, metavar="SINK", help="Compare these alone; repeatable.")
-@click.option("--from", "start", metavar="TIME", help="Compare lines of this time or later.")
+@click.option("--from", "start", metavar="TIME", help=f"Compare lines of this time or later: {TIME_FORM}.")
 @click.option("--to", "end", metavar="TIME", help="Compare lines before this time.")
 @click.option(
     "--warm-up",

@@ -15,6 +15,8 @@ from photon.core.errors import UsageError
 _PLAN: Final = "topology.json"
 _CONFIG: Final = "PHOTON_CONFIG"
 _UNITS_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+TIME_FORM: Final = "ISO 8601 (without a zone: local time) or seconds since 1970"
+"""Of a TIME, as parse_time_us reads it."""
 _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -116,7 +118,7 @@ def duration(_ctx: click.Context | None, _param: click.Parameter | None, value: 
 
 
 def parse_time_us(text: str, option: str = "--at") -> int:
-    """ISO 8601 (without a zone: local time) or seconds since 1970 -> us. UsageError."""
+    """TIME_FORM -> us. UsageError."""
     try:
         seconds = float(text)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cli.options import parse_time_us, registry_options, show_time
+from photon.cli.options import TIME_FORM, parse_time_us, registry_options, show_time
 from photon.cluster.registry_access import Named, asked_registry, asking
 from photon.cluster.topology import Replica, Topology, read_topology, topology_of, write_topology
 from photon.core.addresses import joined
@@ -39,7 +39,7 @@ _POLL_S: Final = 0.2
     "--at",
     "at",
     metavar="TIME",
-    help="Event time from which on it holds: ISO 8601 or seconds since 1970  [default: soon]",
+    help=f"Event time from which on it holds: {TIME_FORM}  [default: soon]",
 )
 @registry_options
 @click.option("--json", "as_json", is_flag=True)

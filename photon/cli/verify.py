@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from photon.cli.options import config_option, json_flag, logs_option, parse_time_us, run_in, work_option
+from photon.cli.options import (
+    TIME_FORM,
+    config_option,
+    json_flag,
+    logs_option,
+    parse_time_us,
+    run_in,
+    work_option,
+)
 from photon.cluster.ledgers import known_to
 from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.statuses import working
@@ -37,7 +45,7 @@ from spark.verification.rules import SETTLE_S
 @work_option("State of the run: settings, registry, ledgers  [default: OUT/.photon, if there]")
 @click.option("--registry", metavar="HOST:PORT,...", help="Ask the registry whose replicas answer there.")
 @click.option("--export", default="", metavar="DIR", help="Ask an export of the registry.")
-@click.option("--from", "start", metavar="TIME", help="Only events of this time or later.")
+@click.option("--from", "start", metavar="TIME", help=f"Only events of this time or later: {TIME_FORM}.")
 @click.option("--to", "end", metavar="TIME", help="Only events before this time.")
 @click.option(
     "--settle",

@@ -4,6 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from photon.cli import dispatcher, history, registry, verify
 from photon.cli.options import config_option, path_option, system_options, work_option
 
 
@@ -45,3 +46,8 @@ def test_a_run_that_is_named_goes_before_the_environment_but_not_before_what_is_
     assert run(of_system, "--work", a_run, "--config", "mine.toml") == f"{work} mine.toml"
     assert run(of_output, "--out", a_run) == "None None"
     assert run(of_output, "--out", str(tmp_path / "elsewhere")) == "None /env/photon.toml"
+
+
+@pytest.mark.parametrize("asked", [verify.command, history.verify, registry.reshard, dispatcher.init])
+def test_a_command_that_takes_a_time_says_in_whose_zone(asked):
+    assert "without a zone: local time" in " ".join(run(asked, "--help").split())
