@@ -218,7 +218,8 @@ class _Run:
         missing = missing_files(job.outs)
         doubtful_us = max((file.closed_us + CLOSING_US for file in missing), default=-1)
         self.tell("reading the registry and the joined logs")
-        survey = reading.survey(self.clock.now_us() - int(job.settle_s * 1e6), doubtful_us)
+        settle_s = 0.0 if job.ended else job.settle_s  # nobody is left who writes
+        survey = reading.survey(self.clock.now_us() - int(settle_s * 1e6), doubtful_us)
         # After the survey: a life is told of before anything is registered for it.
         numbers, named = [loss.incarnation for loss in survey.losses], named_lives(job.outs)
         states = self.registry.incarnations(numbers) if numbers else []

@@ -117,6 +117,22 @@ def test_a_joiner_that_lost_nothing_is_not_fenced_though_its_lease_lapses_for_a_
     assert (report.in_flight, report.status) == (7, 0)
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_of_a_run_that_has_ended_nothing_is_in_flight_whoever_registered_it(job, ended):
+    """Its lives can't be told from its outputs any more."""
+    registry = Registry()
+
+    class Young(Reading):
+        def survey(self, young_us, doubtful_us):
+            young = young_us < registry.clock.now_us()
+            return Survey(1_000, 0, 0, [Loss("10.0.0.1:70", 9, 0 if young else 7, 7 if young else 0, 0, 1)])
+
+    report = run(job(ended=ended), registry, Young())
+    assert (report.lost, report.in_flight, report.status) == ((7, 0, 1) if ended else (0, 7, 0))
+    assert registry.fenced == registry.released == []
+    assert ("its output is not named" in as_text(report)) == ended
+
+
 def test_only_those_that_lost_something_are_fenced_or_waited_for(job):
     registry = Registry({1: 0.1, 2: 3.0})
     young, old = Loss("10.0.0.1:70", 1, 0, 7, 0, 1), Loss("10.0.0.1:71", 2, 4, 1, 0, 1)
