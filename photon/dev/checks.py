@@ -40,6 +40,8 @@ class Course:
     """Datacenters that are kept down."""
     cut_short: bool = False
     """Somebody did not want to wait until what was written has its fate."""
+    has_quorum: bool = True
+    """The registry, when it was last looked at."""
     seen: Mapping[str, int | None] = field(default_factory=dict)
     """Datacenter -> events that were recorded or in hand at the end, where it is not kept down."""
     feeder_failed: str = ""
@@ -74,10 +76,10 @@ def lines_are_there(ledgers: Mapping[str, Mapping[str, Any]], lines: int) -> Che
     return Check(True, f"all that is told to be joined is in the output ({lines:,} lines)")
 
 
-def logs_are_joined(topology: Topology, work: Path, complete: bool) -> Check:
+def logs_are_joined(topology: Topology, work: Path, complete: bool, why: str = "") -> Check:
     """What `photon verify` says of the logs and the output. The registry, which has ended, is not asked.
 
-    `complete`: everything that was logged was to have its fate.
+    `complete`: everything that was logged was to have its fate; `why` not, if there is more to say of it.
     """
     foreign, primary = (
         tuple(dict.fromkeys(text for p in topology.pipelines for text in topology.patterns_of(p, side)))
@@ -99,7 +101,7 @@ def logs_are_joined(topology: Topology, work: Path, complete: bool) -> Check:
     joined = f"{counts['joined']:,} events are joined, each once and with the event it names"
     left = counts["pending"] + counts["pending_joinable"]
     if left and not complete:
-        return Check(None, f"{joined}; {left:,} have no fate yet")
+        return Check(None, f"{joined}; {left:,} have no fate yet{why}")
     return Check(True, f"{joined}" + (f"; {left:,} wait for events that are in no log" if left else ""))
 
 
@@ -123,11 +125,12 @@ def summary_of(topology: Topology, work: Path, joined_before: int, course: Cours
     ledgers = {p.datacenter: ledger_of(topology, p) for p in topology.pipelines}
     lines = joined_lines(Path(topology.output))
     joined = sum(lines.values())
-    complete = len(fed) == len(ledgers) and not course.cut_short and not course.killed
+    complete = len(fed) == len(ledgers) and not course.cut_short and not course.killed and course.has_quorum
+    why = "" if course.has_quorum else ": the registry had no quorum; the same command goes on with them"
     checks = [
         counts_add_up(ledgers, course.seen),
         lines_are_there(ledgers, joined),
-        logs_are_joined(topology, work, complete),
+        logs_are_joined(topology, work, complete, why),
     ]
     if course.feeder_failed:
         checks.append(Check(False, course.feeder_failed))

@@ -247,6 +247,7 @@ class _Run:
             if sample is None:
                 return over(None)
             self._window.add(sample)
+            self.course.has_quorum = sample.has_quorum()
             restarts = self._cluster.supervisor.restarts()
             look = look_at(self._topology, self._window, self._seconds, phase, self.course.killed, restarts)
             self._view.show(look)

@@ -145,6 +145,16 @@ def test_events_that_wait_when_all_is_written_and_nobody_is_down_are_found(run):
     )
 
 
+@pytest.mark.parametrize("has_quorum", [True, False])
+def test_events_that_wait_for_a_registry_without_a_quorum_are_not_wrong(run, has_quorum):
+    waits(run, {"id": "c7", "primary_id": "q1", "ts_us": 2})
+    summary = summary_of(run.topology, run.work, 0, Course(6.0, has_quorum=has_quorum))
+    check = summary["checks"][-1]
+    assert check["ok"] is (False if has_quorum else None)
+    reason = "1 have no fate yet: the registry had no quorum; the same command goes on with them"
+    assert check["text"].endswith(reason) != has_quorum
+
+
 def test_clicks_on_queries_that_a_killed_run_held_back_may_wait(run):
     waits(run, {"id": "c7", "primary_id": "q7", "ts_us": 2})
     check = run.check()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from photon.cluster.run import Ground
+from photon.cluster.statuses import Sample
 from photon.cluster.supervisor import FreshLauncher
 from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
@@ -114,6 +115,17 @@ def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):
     run._feed(SilentLoop())
     run._finish(loop)
     assert run.course.cut_short and loop.turns == 3
+
+
+@pytest.mark.parametrize("has_quorum", [True, False])
+def test_it_is_noted_whether_the_registry_has_its_quorums_when_it_is_last_looked_at(tmp_path, has_quorum):
+    shard = {"shard": 0, "has_quorum": has_quorum}
+    replica = {"directory": {"has_quorum": True}, "shards": [shard], "shards_expected": [0]}
+    run = run_in(tmp_path, [])
+    run._view = SimpleNamespace(show=lambda _: None)
+    sample = Sample(0.0, {"registry-r0": replica})
+    run._finish(SimpleNamespace(until=lambda over, patience_s: over(sample)))
+    assert run.course.has_quorum == has_quorum
 
 
 def test_what_was_killed_and_not_restored_stays_so_after_the_feed(tmp_path):
