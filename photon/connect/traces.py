@@ -100,7 +100,7 @@ class TraceSink:
                 raise UsageError(f"{uri.shown}: {name} is one of {', '.join(known)}, not '{options[name]}'")
         self._uri, self._now, self._unit = uri, now, options["time_unit"]
         self._fields = fields_of({name: options[name] for name in ("foreign", "primary", "id", "time")})
-        self._place = Path(options["place"], f"{writer}.json")
+        self._place = Path(options["place"], f"{writer}.{uri.place}.json")
         self._secure, self._ca = options["tls"] == "yes", options["ca"]
         attributes = {"service.name": options["service"], "service.instance.id": writer}
         self._resource = Resource(attributes=_attributes(attributes))

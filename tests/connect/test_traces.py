@@ -153,6 +153,14 @@ def test_a_batch_whose_answer_was_lost_comes_again_with_the_same_ids(collector, 
     assert sink().open() == LogPosition(0, 99) and sink(writer="joiner-east.2").open() is None
 
 
+def test_two_collectors_in_one_directory_have_a_place_each(collector, sink, tmp_path):
+    one = sink()
+    one.open()
+    one.write(lines(joined("c", traceparent(CLICK))), START, LogPosition(0, 9))
+    other = TraceSink(parse_uri(f"otlp://other:4317?place={tmp_path / 'places'}"), "joiner-east.1")
+    assert (one.open(), other.open()) == (LogPosition(0, 9), None)
+
+
 def test_what_will_never_work_is_told_and_spans_that_are_refused_are_not_sent_again(collector, sink, caplog):
     one = sink()
     one.open()
@@ -208,7 +216,7 @@ def test_what_can_not_be_is_told_with_the_mend(tmp_path):
             TraceSink(parse_uri(text), "w")
     with pytest.raises(UsageError, match="cannot be read"):
         TraceSink(parse_uri(f"otlp://h:1?{place}&ca=/nope"), "w").open()
-    (tmp_path / "w.json").write_text("{")
+    (tmp_path / "w.h:1.json").write_text("{")
     with pytest.raises(StorageError, match="delete it to begin anew"):
         TraceSink(parse_uri(f"otlp://h:1?{place}"), "w").open()
 
