@@ -164,11 +164,16 @@ def check_apart(
 
 def check_sinks(sinks: Sequence[str], roots: Iterable[Path]) -> None:
     """UsageError if one writes into what this run writes: its lines would be taken for joined ones once more.
+    Or if two are one: each would take what the other has written for its own.
 
     `roots`: of the joined logs.
     """
+    known = set()
     for text in sinks:
         uri = parse_uri(text)
+        if (target := (uri.shown.rstrip("/"), uri.options.get("table"))) in known:
+            raise UsageError(f"{uri.shown}: named twice as a sink; give each a place of its own, or drop one")
+        known.add(target)
         if uri.scheme == "file" and any(
             Path(f"/{uri.path}").resolve().is_relative_to((root / "joined").resolve()) for root in roots
         ):

@@ -77,14 +77,14 @@ class ObjectSink:
                 one["path"]
                 for part in obstore.list(self._store, self._writer, chunk_size=1000)
                 for one in part
-                if _start_of(one["path"]) is not None
+                if self._start_of(one["path"]) is not None
             ]
             return self._end_of(max(found)) if found else None
         except BaseError as error:
             raise in_words(self._uri, error, NEVER_WORKS) from error
 
     def _end_of(self, path: str) -> LogPosition:
-        start = _start_of(path)
+        start = self._start_of(path)
         assert start is not None
         if path.endswith(".jsonl"):
             return LogPosition(start.file, start.offset + obstore.head(self._store, path)["size"])
@@ -107,17 +107,16 @@ class ObjectSink:
         except BaseError as error:
             raise in_words(self._uri, error, NEVER_WORKS) from error
 
+    def _start_of(self, path: str) -> LogPosition | None:
+        """None: it is somebody else's, or of the other format, which may lack what this one has."""
+        stem, _, kind = path.rpartition("/")[2].partition(".")
+        file, _, offset = stem.partition("-")
+        if kind != self._format or not (file.isdecimal() and offset.isdecimal()):
+            return None
+        return LogPosition(int(file), int(offset))
+
     def close(self) -> None:
         pass
-
-
-def _start_of(path: str) -> LogPosition | None:
-    """None: it is somebody else's."""
-    stem, _, kind = path.rpartition("/")[2].partition(".")
-    file, _, offset = stem.partition("-")
-    if kind not in FORMATS or not (file.isdecimal() and offset.isdecimal()):
-        return None
-    return LogPosition(int(file), int(offset))
 
 
 def _as_parquet(lines: bytes, end: LogPosition) -> bytes:

@@ -122,6 +122,28 @@ def test_object_names_begin_where_their_lines_stand_in_the_joined_log(tmp_path):
         one.write(lines({"id": "b"}), LogPosition(7, 12), LogPosition(7, 24))
 
 
+def test_another_format_at_the_same_place_is_another_sink(tmp_path):
+    plain, rows = (make_sink(f"file://{tmp_path}/out{more}", "w") for more in ("", "?format=parquet"))
+    assert plain.open() is rows.open() is None
+    plain.write(lines({"id": "a"}), LogPosition(0, 0), LogPosition(0, 12))
+    assert rows.open() is None
+    rows.write(lines({"id": "a"}), LogPosition(0, 0), LogPosition(0, 12))
+    plain.write(lines({"id": "b"}), LogPosition(0, 12), LogPosition(0, 24))
+    assert (plain.open(), rows.open()) == (LogPosition(0, 24), LogPosition(0, 12))
+
+
+def test_a_sink_that_is_named_twice_is_refused(tmp_path):
+    for one, other in (
+        ("s3://b/p", "s3://b/p/?format=parquet"),
+        ("iceberg://c/n.t?mib=1", "iceberg://c/n.t"),
+        ("postgresql://u@h/d", "postgresql://u:secret@h/d?key=x"),
+    ):
+        with pytest.raises(UsageError, match="named twice as a sink"):
+            preflight.check_sinks([one, other], [tmp_path])
+    different = ["postgresql://h/d", "postgresql://h/d?table=other", "s3://b/p", "s3://b/q", "gs://b/p"]
+    preflight.check_sinks(different, [tmp_path])
+
+
 def test_parquet_tells_where_it_ends_or_that_it_is_not_ours(tmp_path):
     one = make_sink(f"file://{tmp_path}/out?format=parquet", "w")
     one.open()
