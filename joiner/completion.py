@@ -167,14 +167,16 @@ class Completer:
         self._checkpoint("converted")
         replace(temporary, rows)
         self._checkpoint("renamed")
-        return self._entry(rows, number, count)
+        return self._entry(rows, number, count, lines.stat().st_size)
 
-    def _entry(self, path: Path, number: int, rows: int | None = None) -> CompleteFile:
+    def _entry(
+        self, path: Path, number: int, rows: int | None = None, line_bytes: int | None = None
+    ) -> CompleteFile:
         crc, newlines = self._sums(path)
         status = path.stat()
         opened_us, closed_us = self._output.times.get(number, (None, status.st_mtime_ns // 1_000))
         count = newlines if rows is None else rows
-        return CompleteFile(path.name, status.st_size, count, f"{crc:08x}", opened_us, closed_us)
+        return CompleteFile(path.name, status.st_size, count, f"{crc:08x}", opened_us, closed_us, line_bytes)
 
     def _sums(self, path: Path) -> tuple[int, int]:
         """CRC-32 and number of newlines."""

@@ -50,7 +50,7 @@ class CompleteFile:
     """A file that never changes any more: every byte of it is durable, in every root.
 
     `lines`: joined events in it; `crc32`: of its bytes, 8 hex digits; times in us since the epoch,
-    `opened_us` None where a crash lay between.
+    `opened_us` None where a crash lay between. `line_bytes`: of the lines that a Parquet file was made of.
     """
 
     file: str
@@ -59,6 +59,7 @@ class CompleteFile:
     crc32: str
     opened_us: int | None
     closed_us: int
+    line_bytes: int | None = None
 
 
 def _read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from joiner.intents import IntentJournal
 from joiner.output import JoinedLog
-from joiner.output_files import Root
+from joiner.output_files import PARQUET, Root, numbers_in
 from photon.connect.ports import Sink
 from photon.connect.uris import make_sink, parse_uri
 from photon.core.clock import Background, Backoff, Clock
@@ -164,7 +164,7 @@ class _Way:
         """Seconds until the next one."""
         if not self._opened:
             at = self._sink.open()
-            self.at = LogPosition(min(self._root.log.file_numbers()), 0) if at is None else at
+            self.at = self._beginning() if at is None else at
             self._opened = True
         settled = self._settled()
         if settled < self.at:
@@ -203,7 +203,6 @@ class _Way:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
-                self._check_published(path.name)
                 return b"", self._next(settled)
             try:
                 size = settled.offset if number == settled.file else os.fstat(fd).st_size
@@ -219,16 +218,31 @@ class _Way:
 
     def _next(self, settled: LogPosition) -> LogPosition:
         later = [n for n in self._root.log.file_numbers() if self.at.file < n <= settled.file]
-        return LogPosition(min(later, default=settled.file), 0)
+        number = min(later, default=settled.file)
+        self._check_published(number)
+        return LogPosition(number, 0)
 
-    def _check_published(self, name: str) -> None:
-        """StorageError if a file was taken away before the sink had all of it. (What became Parquet has been
-        published: it is not made before.)"""
-        entry = self._root.manifest.listed.get(name)
-        if entry is not None and entry.bytes > self.at.offset:
+    def _beginning(self) -> LogPosition:
+        """Of a sink that has nothing: behind what is Parquet, whose lines nobody has any more."""
+        rows = (name for name in list(self._root.manifest.listed) if name.endswith(PARQUET))
+        first = 1 + max(numbers_in(rows), default=-1)
+        numbers = [n for n in self._root.log.file_numbers() if n >= first]
+        return LogPosition(min(numbers, default=first), 0)
+
+    def _check_published(self, upto: int) -> None:
+        """StorageError if a file before this one was taken away before the sink had all of it, or became
+        Parquet, which happens while the sink is not named."""
+        for entry in list(self._root.manifest.listed.values()):
+            (number,) = numbers_in([entry.file])
+            has = self.at.offset if number == self.at.file else 0
+            if not self.at.file <= number < upto or (entry.line_bytes or entry.bytes) <= has:
+                continue
+            what, mend = "was taken away", "bring it back until it has"
+            if entry.line_bytes:
+                what = "became Parquet, in a run without this sink,"
+                mend = "load its rows and those of later Parquet files by other means, and name another sink"
             raise StorageError(
-                f"{self._root.directory / name} was taken away before {self._name} had all of it; bring it "
-                "back until it has"
+                f"{self._root.directory / entry.file} {what} before {self._name} had all of it; {mend}"
             )
 
 

@@ -236,6 +236,27 @@ def test_files_become_parquet_only_when_the_sink_has_them(publish, sink, tmp_pat
     all_there(sink, "abcde")
 
 
+def test_what_became_parquet_while_the_sink_was_not_named_is_not_skipped(make, publish, sink):
+    def run(start, *names, **options):
+        worker = start(output_file_bytes_max=200, output_format="parquet", **options)
+        end_all(worker)
+        for name in names:
+            worker.join(batch_of([name]))
+        return worker
+
+    assert run(publish, "a").stop(5.0)
+    all_there(sink, "a")
+    assert run(make, "b").stop(5.0)
+    again = run(publish)
+    wait_until(lambda: again.status()["sinks"][0]["trouble"])
+    said = again.status()["sinks"][0]["trouble"]
+    assert "-000001.parquet became Parquet, in a run without this sink, before kafka://h/t had all" in said
+    again.stop(5.0)
+    sink.places.clear()  # as of another sink
+    run(publish, "c")
+    all_there(sink, "ac")
+
+
 def test_a_file_that_is_taken_away_too_early_is_named(publish, sink, tmp_path):
     worker = publish()
     end_all(worker)
