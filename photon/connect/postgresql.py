@@ -2,7 +2,8 @@
 
 The place is a row of the table `photon_places`. A transaction moves it from where it was to where the batch
 ends, or fails: of two that write by one name, one does. So whatever became of a transaction, the place tells;
-and no line is there twice, for a key is there once.
+and no line is there twice, for a key is there once. It is the place in that very table: of one that was made
+anew, or put back from a dump, nobody knows which lines it has, so all are written again.
 """
 
 import contextlib
@@ -32,12 +33,15 @@ _NEVER_WORKS: Final = (
 )
 _MAKE_PLACES: Final = """
 CREATE TABLE IF NOT EXISTS photon_places
-(writer text PRIMARY KEY, file bigint NOT NULL, at bigint NOT NULL)"""
+(writer text PRIMARY KEY, file bigint NOT NULL, at bigint NOT NULL, relation oid NOT NULL)"""
+_FORGET_PLACE: Final = "DELETE FROM photon_places WHERE writer = %s AND relation <> to_regclass(%s)"
 _LAST_PLACE: Final = "SELECT file, at FROM photon_places WHERE writer = %s"
 _BEGIN_PLACE: Final = """
-INSERT INTO photon_places (file, at, writer) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"""
+INSERT INTO photon_places (file, at, writer, relation) VALUES (%s, %s, %s, to_regclass(%s))
+ON CONFLICT DO NOTHING"""
 _MOVE_PLACE: Final = """
-UPDATE photon_places SET file = %s, at = %s WHERE writer = %s AND file = %s AND at = %s"""
+UPDATE photon_places SET file = %s, at = %s
+WHERE writer = %s AND relation = to_regclass(%s) AND file = %s AND at = %s"""
 _MAKE: Final = "CREATE TABLE IF NOT EXISTS {} (id text PRIMARY KEY, event json NOT NULL)"
 _INSERT: Final = """
 INSERT INTO {} (id, event) SELECT key, line::json FROM unnest(%b::text[], %b::text[]) AS of_batch (key, line)
@@ -67,6 +71,7 @@ class PostgresqlSink:
         self._known_by = f"{table} {writer}"
         self._keys = keys_by(given.pop("key", "id"))
         named = sql.Identifier(*table.split("."))
+        self._named = named.as_string()
         self._make, self._insert = sql.SQL(_MAKE).format(named), sql.SQL(_INSERT).format(named)
         try:
             base = psycopg.conninfo.conninfo_to_dict(uri.text.partition("?")[0])
@@ -85,6 +90,7 @@ class PostgresqlSink:
             self._connection = connection = connected(self._conninfo)
             connection.execute(_MAKE_PLACES)
             connection.execute(self._make)
+            connection.execute(_FORGET_PLACE, (self._known_by, self._named))
             row = connection.execute(_LAST_PLACE, (self._known_by,)).fetchone()
             connection.commit()
         except psycopg.Error as error:
@@ -104,7 +110,7 @@ class PostgresqlSink:
             )
         keys = [key.decode() for key in found if key is not None]
         texts = [line.decode("utf-8", "replace") for line in split]
-        to = (end.file, end.offset, self._known_by)
+        to = (end.file, end.offset, self._known_by, self._named)
         try:
             with connection.transaction():
                 if (last := self._place) is None:
@@ -112,7 +118,9 @@ class PostgresqlSink:
                 else:
                     moved = connection.execute(_MOVE_PLACE, (*to, last.file, last.offset))
                 if moved.rowcount != 1:
-                    raise UnavailableError(f"{self._uri.shown}: somebody else writes as {self._known_by}")
+                    raise UnavailableError(
+                        f"{self._uri.shown}: somebody else writes as {self._known_by}, or made the table anew"
+                    )
                 connection.execute(self._insert, (keys, texts))
         except psycopg.Error as error:
             raise in_words(self._uri, error, _NEVER_WORKS, error.diag.message_detail) from error

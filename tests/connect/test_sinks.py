@@ -210,6 +210,31 @@ def test_a_table_of_postgresql_keeps_a_key_once(postgresql):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_table_of_postgresql_that_was_dropped_gets_all_again(postgresql, opened):
+    import psycopg
+
+    one = make_sink(f"{postgresql.uri}?table=dropped", "w")
+    one.open()
+    one.write(lines({"id": "a"}), LogPosition(0, 0), LogPosition(0, 9))
+    if not opened:
+        one.close()
+    with psycopg.connect(postgresql.uri) as connection:
+        connection.execute("DROP TABLE dropped")
+        connection.execute("CREATE TABLE dropped (id text PRIMARY KEY, event json NOT NULL)")
+    if opened:
+        with pytest.raises(UnavailableError, match="or made the table anew"):
+            one.write(lines({"id": "b"}), LogPosition(0, 9), LogPosition(0, 18))
+    assert one.open() is None
+    one.write(lines({"id": "a"}, {"id": "b"}), LogPosition(0, 0), LogPosition(0, 18))
+    assert one.open() == LogPosition(0, 18)
+    assert [key for key, _ in postgresql.rows("dropped")] == ["a", "b"]
+    one.close()
+    with psycopg.connect(postgresql.uri) as connection:
+        connection.execute("DROP TABLE dropped")
+
+
+@pytest.mark.long
 def test_a_table_of_postgresql_may_be_the_users_own(postgresql):
     import psycopg
 
