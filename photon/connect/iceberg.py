@@ -22,8 +22,9 @@ from pyiceberg.exceptions import (
 
 from photon.connect.ports import Guarantee
 from photon.connect.uris import Uri, batching, in_words
+from photon.core.columns import split_lines
 from photon.core.errors import UsageError, first_line
-from photon.logs.parquet import rows_of, schema_of
+from photon.logs.parquet import MisfitError, rows_of, schema_of
 from photon.logs.writer import LogPosition
 
 PLACE: Final = "photon.place."
@@ -34,6 +35,7 @@ _NEVER_WORKS: Final = (
     ValidationError,
     ValueError,
     TypeError,
+    NotImplementedError,
 )
 _RETRIES: Final = "commit.retry.num-retries"
 
@@ -93,22 +95,30 @@ class IcebergSink:
         return None if place is None else LogPosition(*map(int, place.split("-")))
 
     def write(self, lines: bytes, start: LogPosition, end: LogPosition) -> None:
+        given = split_lines(lines)
         try:
             lines = lines.decode("utf-8", "replace").encode()
-            found = schema_of(lines)
+            known = () if self._table is None else self._table.schema().as_arrow()
+            schema = pa.schema(_merged(known, schema_of(lines)))
+            rows = rows_of(lines, schema)
             if self._table is None:
                 self._catalog.create_namespace_if_not_exists(self._namespace)
-                self._table = self._catalog.create_table(self._uri.path, found)
-            rows = rows_of(lines, pa.schema(_merged(self._table.schema().as_arrow(), found)))
+                self._table = self._catalog.create_table(self._uri.path, schema)
             # By itself pyiceberg commits anew upon what others have committed meanwhile: also upon these
             # very lines, if their writer is another process of this name.
             self._table.metadata.properties[_RETRIES] = "0"
             place = {PLACE + self._writer: f"{end.file}-{end.offset}"}
             with self._table.transaction() as transaction:
                 with transaction.update_schema() as update:
-                    update.union_by_name(rows.schema)
+                    update.union_by_name(schema)
                 transaction.append(rows, snapshot_properties=place)
                 transaction.set_properties(place)
+        except MisfitError as error:
+            at = start.offset + sum(len(line) + 1 for line in given[: error.row])
+            raise UsageError(
+                f"{self._uri.shown}: the joined line at byte {at} does not fit: {error}; give the column "
+                "another type, have an adapter write the value in another way, or name another table"
+            ) from error
         except Exception as error:
             raise in_words(self._uri, error, _NEVER_WORKS) from error
 

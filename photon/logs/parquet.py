@@ -5,9 +5,12 @@ that they were. Events that no column can hold exactly (a field that is a number
 whole number beyond what its column holds) become one column `event` of the lines themselves.
 """
 
+import bisect
 import contextlib
 import errno
 import importlib
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,14 +18,14 @@ from typing import Any, Final
 
 import msgspec
 
-from photon.core.columns import join_lines
+from photon.core.columns import join_lines, split_lines
 from photon.core.errors import StorageError
 
 _PARQUET_ROWS: Final = 4096
 COLUMN: Final = "event"
 _CONVERTED_BYTES: Final = 8 << 20
-_EXACT_MAX: Final = 2.0**53
-"""Whole numbers beyond are not all told apart by a double."""
+_EXACT_MAX: Final = {"double": 2.0**53, "float": 2.0**24, "halffloat": 2.0**11}
+"""Whole numbers beyond are not all told apart by a column of this type."""
 
 Rest = Callable[[], None]
 
@@ -83,37 +86,92 @@ def convert(
     return rows
 
 
+class MisfitError(ValueError):
+    """What a column can't hold. `row`: of which line, from 0."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
 def schema_of(lines: bytes) -> Any:
     """The types of the fields, as `convert` finds them; without those that are null everywhere.
 
-    pyarrow.ArrowInvalid, a ValueError: a field has two types.
+    MisfitError: a field has two types.
     """
     pa = importlib.import_module("pyarrow")
     importlib.import_module("pyarrow.json")
-    return pa.schema(_typed_fields(pa, _parsed(pa, lines, None).schema))
+    return pa.schema(_typed_fields(pa, _fitting(pa, lines, None).schema))
 
 
 def rows_of(lines: bytes, schema: Any) -> Any:
-    """A table of the lines, a row a line; fields that the schema does not have are left out.
+    """A table of this schema of the lines, a row a line; fields that the schema does not have are left out.
 
-    pyarrow.ArrowInvalid, a ValueError: a value is of another type.
+    MisfitError: a value is of another type, is a number that its column would change, or is null where it
+    may not be.
     """
     pa = importlib.import_module("pyarrow")
-    importlib.import_module("pyarrow.json")
-    return _parsed(pa, lines, schema, "ignore")
+    for part in ("compute", "json"):
+        importlib.import_module(f"pyarrow.{part}")
+    rows = _fitting(pa, lines, schema)
+    for field, column in zip(schema, rows.columns, strict=True):
+        if _is_exact(pa, column):
+            continue
+        for row, (line, held) in enumerate(zip(split_lines(lines), column.to_pylist(), strict=True)):
+            value = json.loads(line).get(field.name)
+            if not _keeps(value, held):
+                raise MisfitError(row, f"column '{field.name}' ({field.type}): {value} would become {held}")
+    return rows.cast(schema)
+
+
+def _keeps(value: Any, held: Any) -> bool:
+    """Whether no whole number became another one, and none infinite."""
+    if isinstance(held, float):
+        return math.isfinite(held) and (isinstance(value, float) or value == held)
+    if isinstance(held, dict):
+        return all(_keeps(value.get(name), part) for name, part in held.items())
+    return not isinstance(held, list) or all(map(_keeps, value, held))
+
+
+def _fitting(pa: Any, lines: bytes, schema: Any) -> Any:
+    """As `_parsed`, without fields that the schema has not. MisfitError."""
+    try:
+        return _parsed(pa, lines, schema, "ignore")
+    except pa.ArrowException as error:
+        split = split_lines(lines)
+        for field in (None,) if schema is None else schema:
+            of_it = None if field is None else pa.schema([field])
+
+            def fails(row: int, of_it: Any = of_it) -> str:
+                """Why one of the lines up to this one does not fit."""
+                try:
+                    _parsed(pa, join_lines(split[: row + 1]), of_it, "ignore")
+                except pa.ArrowException as error:
+                    return str(error)
+                return ""
+
+            if why := fails(len(split)):
+                row = bisect.bisect_left(range(len(split)), True, key=lambda row: bool(fails(row)))
+                named = "" if field is None else f"column '{field.name}' ({field.type}): "
+                raise MisfitError(row, named + why) from error
+        raise
 
 
 def _typed_fields(pa: Any, fields: Any) -> list[Any]:
     """Those of which a value was seen."""
-    found = []
-    for field in fields:
-        kind = _as_written(pa, field.type)
-        if pa.types.is_struct(kind):
-            within = _typed_fields(pa, kind)
-            kind = pa.struct(within) if within else pa.null()
-        if not (pa.types.is_null(kind) or (pa.types.is_list(kind) and pa.types.is_null(kind.value_type))):
-            found.append(field.with_type(kind))
-    return found
+    kinds = ((field, _kind_seen(pa, _as_written(pa, field.type))) for field in fields)
+    return [field.with_type(kind) for field, kind in kinds if kind is not None]
+
+
+def _kind_seen(pa: Any, kind: Any) -> Any:
+    """Without what is null everywhere; None: nothing else is in it."""
+    if pa.types.is_struct(kind):
+        within = _typed_fields(pa, kind)
+        return pa.struct(within) if within else None
+    if pa.types.is_list(kind):
+        within = _kind_seen(pa, kind.value_type)
+        return None if within is None else pa.list_(within)
+    return None if pa.types.is_null(kind) else kind
 
 
 def _rows_read(pa: Any, target: Path) -> int | None:
@@ -190,7 +248,7 @@ def _as_written(pa: Any, kind: Any) -> Any:
 
 
 def _is_exact(pa: Any, column: Any) -> bool:
-    """Whether no number of a double column may have been a whole number that a double can't hold."""
+    """Whether no number of a column of fractions may have been a whole number that it can't hold."""
     kind = column.type
     if pa.types.is_struct(kind):
         # `flatten` gives the fields, each with the nulls of the whole.
@@ -200,7 +258,7 @@ def _is_exact(pa: Any, column: Any) -> bool:
     if not pa.types.is_floating(kind) or not len(column):
         return True
     largest = pa.compute.max(pa.compute.abs(column)).as_py()
-    return largest is None or largest < _EXACT_MAX
+    return largest is None or largest < _EXACT_MAX[str(kind)]
 
 
 def _is_text(block: bytes) -> bool:

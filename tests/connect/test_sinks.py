@@ -326,3 +326,58 @@ def test_an_iceberg_table_gets_columns_and_keeps_types(iceberg):
     with pytest.raises(UsageError, match=r"Column\(/n\) changed from number to string"):
         one.write(lines({"id": "c", "n": "many"}), LogPosition(0, 9), LogPosition(0, 12))
     assert one.open() == LogPosition(0, 9)
+
+
+@pytest.mark.long
+def test_what_a_column_of_iceberg_can_not_hold_is_named_and_changes_nothing(iceberg):
+    """Nor does it make columns optional that the table requires."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import DoubleType, FloatType, ListType, LongType, NestedField, StringType
+
+    catalog = load_catalog("local", **dict(one.split("=", 1) for one in iceberg[1:].split("&")))
+    catalog.create_namespace("ads")
+    fields = (
+        NestedField(1, "id", StringType(), required=True),
+        NestedField(2, "n", LongType()),
+        NestedField(3, "x", DoubleType()),
+        NestedField(4, "small", FloatType()),
+        NestedField(5, "list", ListType(6, DoubleType())),
+    )
+    catalog.create_table("ads.joined", Schema(*fields, identifier_field_ids=[1]))
+    one = make_sink(f"iceberg://local/ads.joined{iceberg}", "w")
+    one.open()
+    good = {"id": "a", "n": 1, "x": 1e300, "small": 0.1, "list": [1.5, 9007199254740992], "new": "text"}
+    for bad, says in (
+        (
+            {"id": "b", "n": 1.5},
+            "column 'n' \\(int64\\): Failed to convert JSON to int64, couldn't parse:1.5",
+        ),
+        ({"id": "b", "x": 9007199254740993}, "column 'x' .*: 9007199254740993 would become 9007199254740992"),
+        ({"id": "b", "list": [9007199254740993]}, r"column 'list' .*: \[9007199254740993\] would become"),
+        ({"id": "b", "small": 1e300}, r"column 'small' \(float\): 1e\+300 would become inf"),
+        ({"id": None}, "column 'id' .*: .*null"),
+        ({"n": 1}, "column 'id' .*: .*required field was absent"),
+        ({"id": "b", "new": 5}, "new.* from string to number"),
+    ):
+        batch = lines(good, bad)
+        at = 100 + len(lines(good))
+        with pytest.raises(UsageError, match=f"the joined line at byte {at} does not fit: .*{says}") as told:
+            one.write(batch, LogPosition(0, 100), LogPosition(0, 100 + len(batch)))
+        assert "have an adapter write the value in another way" in str(told.value)
+        assert one.open() is None
+    one.write(lines(good), LogPosition(0, 0), LogPosition(0, 9))
+    table = catalog.load_table("ads.joined")
+    (row,) = table.scan().to_arrow().to_pylist()
+    assert row == {**good, "small": pytest.approx(0.1)}
+    assert [field.required for field in table.schema().fields] == [True] + [False] * 5
+
+
+@pytest.mark.long
+def test_an_iceberg_table_is_made_of_a_first_batch_with_lists_of_nothing(iceberg):
+    one = make_sink(f"iceberg://local/ads.joined{iceberg}", "w")
+    one.open()
+    empty = {"a": [{"b": None}], "c": [[]], "d": [{}], "e": [None], "f": [[{"g": []}]]}
+    one.write(lines({"id": "a", **empty}), LogPosition(0, 0), LogPosition(0, 9))
+    one.write(lines({"id": "b", "a": [{"b": 1}]}), LogPosition(0, 9), LogPosition(0, 18))
+    assert one.open() == LogPosition(0, 18)
