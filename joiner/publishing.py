@@ -8,10 +8,11 @@ itself up to where it has them, so nothing is remembered here, and after any err
 so that it goes where they go, and with them.
 """
 
+import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ DRAIN_LINGER_S: Final = 2.0
 """Lines wait for others no longer where all that will come is there."""
 STUCK_S_MAX: Final = 5.0
 """At the end a sink that takes nothing for so long is not waited for: less than a joiner is given to end."""
+SILENT_S_MAX: Final = 60.0
+"""A sink that has not answered for so long is in trouble."""
 _MOVE_S: Final = 0.2
 _STOP_WAIT_S: Final = 60.0
 _NAME_BYTES: Final = 4
@@ -118,6 +121,8 @@ class _Way:
         self._linger_s = min(sink.linger_s, DRAIN_LINGER_S) if drain else sink.linger_s
         self._waiting_since: float | None = None
         self._opened = False
+        self._asked_s: float | None = None
+        """Since when the sink has been at work."""
         self._moved = threading.Event()
         self._published = 0
         self.at = LogPosition(0, 0)
@@ -129,8 +134,22 @@ class _Way:
             "sink": self._name,
             "published": self._published,
             "behind": self._settled() > self.at,
-            "trouble": self.work.trouble,
+            "trouble": self._trouble(),
         }
+
+    def _trouble(self) -> str | None:
+        asked_s = self._asked_s
+        if asked_s is not None and self._monotonic() - asked_s > SILENT_S_MAX:
+            return f"{self._name}: no answer for over {SILENT_S_MAX:g} s"
+        return self.work.trouble
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[Sink]:
+        self._asked_s = self._monotonic()
+        try:
+            yield self._sink
+        finally:
+            self._asked_s = None
 
     def finish(self) -> None:
         self._linger_s = 0.0
@@ -142,7 +161,7 @@ class _Way:
             still_s = still_s + _MOVE_S if self.at == seen else 0.0
             seen = self.at
         if self._settled() > self.at:
-            why = self.work.trouble or "it takes nothing"
+            why = self._trouble() or "it takes nothing"
             self._notice(f"{self._name} has not all joined events ({why}); the next start goes on")
 
     def close(self) -> None:
@@ -163,7 +182,8 @@ class _Way:
     def _turn(self) -> float:
         """Seconds until the next one."""
         if not self._opened:
-            at = self._sink.open()
+            with self._asking() as sink:
+                at = sink.open()
             self.at = self._beginning() if at is None else at
             self._opened = True
         settled = self._settled()
@@ -179,7 +199,8 @@ class _Way:
                 return wait_s
             lines, end = self._read(settled)
             if lines:
-                self._sink.write(lines, self.at, end)
+                with self._asking() as sink:
+                    sink.write(lines, self.at, end)
                 self._published += lines.count(b"\n")
             self.at = end
             self._waiting_since = None

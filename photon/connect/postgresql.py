@@ -7,6 +7,10 @@ anew, or put back from a dump, nobody knows which lines it has, so all are writt
 """
 
 import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
 from typing import Any, Final
 
 import psycopg
@@ -21,6 +25,8 @@ from photon.logs.writer import LogPosition
 
 ASK_S: Final = 10
 """For one statement, and for a lock that somebody else holds."""
+ANSWER_S: Final = 60.0
+"""For all of a batch."""
 _TIMEOUTS: Final = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 _NEVER_WORKS: Final = (
     errors.InvalidAuthorizationSpecification,
@@ -51,9 +57,31 @@ ON CONFLICT (id) DO NOTHING"""
 def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tuple[Any, ...]]":
     """A connection on which no statement and no lock takes longer than ASK_S. psycopg.Error."""
     connection = psycopg.connect(conninfo, autocommit=autocommit)
-    for name in _TIMEOUTS:
-        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{ASK_S}s"))
+    with _answering(connection):
+        for name in _TIMEOUTS:
+            connection.execute("SELECT set_config(%s, %s, false)", (name, f"{ASK_S}s"))
     return connection
+
+
+@contextlib.contextmanager
+def _answering(connection: "psycopg.Connection[tuple[Any, ...]]") -> Iterator[None]:
+    """The connection is cut after ANSWER_S, and what waits for it raises: a server that stands still does not
+    look at its own timeouts, and it bounds no wait for a standby."""
+
+    def cut() -> None:
+        with (
+            contextlib.suppress(OSError, psycopg.Error),
+            socket.socket(fileno=os.dup(connection.fileno())) as it,
+        ):
+            it.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(ANSWER_S, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class PostgresqlSink:
@@ -88,11 +116,12 @@ class PostgresqlSink:
         self.close()
         try:
             self._connection = connection = connected(self._conninfo)
-            connection.execute(_MAKE_PLACES)
-            connection.execute(self._make)
-            connection.execute(_FORGET_PLACE, (self._known_by, self._named))
-            row = connection.execute(_LAST_PLACE, (self._known_by,)).fetchone()
-            connection.commit()
+            with _answering(connection):
+                connection.execute(_MAKE_PLACES)
+                connection.execute(self._make)
+                connection.execute(_FORGET_PLACE, (self._known_by, self._named))
+                row = connection.execute(_LAST_PLACE, (self._known_by,)).fetchone()
+                connection.commit()
         except psycopg.Error as error:
             raise in_words(self._uri, error, _NEVER_WORKS) from error
         self._place = None if row is None else LogPosition(*row)
@@ -112,7 +141,7 @@ class PostgresqlSink:
         texts = [line.decode("utf-8", "replace") for line in split]
         to = (end.file, end.offset, self._known_by, self._named)
         try:
-            with connection.transaction():
+            with _answering(connection), connection.transaction():
                 if (last := self._place) is None:
                     moved = connection.execute(_BEGIN_PLACE, to)
                 else:

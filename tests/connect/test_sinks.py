@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import socket
 
 import pyarrow as pa
@@ -271,6 +272,23 @@ def test_a_row_that_postgresql_refuses_is_told_with_the_servers_detail(postgresq
     with pytest.raises(UsageError, match="the joined line at byte 112 has no key; name its field"):
         one.write(lines({"id": "a"}, {"no": "b"}), LogPosition(0, 100), LogPosition(0, 124))
     one.close()
+
+
+@pytest.mark.long
+def test_postgresql_that_stands_still_is_given_up(postgresql, monkeypatch):
+    from photon.connect import postgresql as of_sink
+
+    one = make_sink(f"{postgresql.uri}?table=still", "w")
+    one.open()
+    monkeypatch.setattr(of_sink, "ANSWER_S", 0.2)
+    postgresql.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(UnavailableError):
+            one.write(lines({"id": "a"}), LogPosition(0, 0), LogPosition(0, 9))
+    finally:
+        postgresql.signal(signal.SIGCONT)
+    monkeypatch.undo()
+    assert one.open() in (None, LogPosition(0, 9))
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import random
 import re
+import threading
 from collections import Counter
 
 import pytest
@@ -213,6 +214,29 @@ def test_a_sink_that_is_away_holds_up_neither_joining_nor_its_end(publish, sink,
     again = publish(output_file_bytes_max=200)
     end_all(again)
     all_there(sink, "abcd")
+
+
+def test_a_sink_that_never_answers_is_in_trouble(publish, sink, clock, monkeypatch):
+    monkeypatch.setattr(publishing, "STUCK_S_MAX", 0.5)
+    asked, answers = threading.Event(), threading.Event()
+
+    def hangs():
+        asked.set()
+        answers.wait()
+
+    sink.fails = hangs
+    worker = publish()
+    end_all(worker)
+    worker.join(batch_of(["a"]))
+    asked.wait()
+    assert worker.status()["sinks"][0]["trouble"] is None
+    clock.advance(publishing.SILENT_S_MAX + 1)
+    assert worker.status()["sinks"][0]["trouble"] == "kafka://h/t: no answer for over 60 s"
+    worker._publisher.finish()
+    answers.set()
+    assert "(kafka://h/t: no answer for over 60 s); the next start" in worker.status()["notices"][-1]
+    all_there(sink, "a")
+    wait_until(lambda: not worker.status()["sinks"][0]["trouble"])
 
 
 def test_files_become_parquet_only_when_the_sink_has_them(publish, sink, tmp_path):
