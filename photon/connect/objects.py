@@ -7,6 +7,7 @@ by what its footer says.
 """
 
 import contextlib
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +24,8 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from photon.connect.ports import Guarantee
-from photon.connect.uris import Uri, batching, in_words
-from photon.core.errors import UnavailableError, UsageError, first_line
+from photon.connect.uris import Uri, batching
+from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
 from photon.logs.parquet import convert
 from photon.logs.writer import LogPosition
 
@@ -32,7 +33,12 @@ FORMATS: Final = ("jsonl", "parquet")
 _END: Final = "photon.end"
 _CLIENT: Final = ("allow_http", "timeout", "connect_timeout", "proxy_url")
 _RETRIES: Final = 2
-NEVER_WORKS: Final = (PermissionDeniedError, UnauthenticatedError)
+STORE_ERRORS: Final = (BaseError, FileNotFoundError)
+_NEVER_WORKS: Final = (PermissionDeniedError, UnauthenticatedError)
+_REFUSED: Final = re.compile(r"status code: 40[134]\b")
+"""Of a listing, by what is not let in, or a bucket that is not there."""
+_VARYING: Final = re.compile(r" in [\d.]+[mnµ]?s\b|<(RequestId|HostId)>.*?</\1>|<[^>]*>", re.DOTALL)
+"""What makes each answer another one; and tags."""
 
 
 def store_of(uri: Uri, url: str, given: dict[str, str]) -> Any:
@@ -48,6 +54,15 @@ def store_of(uri: Uri, url: str, given: dict[str, str]) -> Any:
         return make(url, config=given or None, **options)
     except (BaseError, ValueError, TypeError) as error:
         raise UsageError(f"{uri.shown}: {first_line(error)}") from error
+
+
+def refusal(uri: Uri, error: Exception) -> PhotonError:
+    """What a store has raised, in a line; UsageError where no other try can work."""
+    text = str(error).partition("\n\nDebug source")[0]
+    told = f"{uri.shown}: {' '.join(_VARYING.sub(' ', text).split())}"
+    if isinstance(error, _NEVER_WORKS) or _REFUSED.search(text):
+        return UsageError(told)
+    return UnavailableError(f"{told}; tried again")
 
 
 class ObjectSink:
@@ -80,8 +95,8 @@ class ObjectSink:
                 if self._start_of(one["path"]) is not None
             ]
             return self._end_of(max(found)) if found else None
-        except BaseError as error:
-            raise in_words(self._uri, error, NEVER_WORKS) from error
+        except STORE_ERRORS as error:
+            raise refusal(self._uri, error) from error
 
     def _end_of(self, path: str) -> LogPosition:
         start = self._start_of(path)
@@ -104,8 +119,8 @@ class ObjectSink:
             obstore.put(self._store, path, content, mode="create", use_multipart=False)
         except AlreadyExistsError as error:
             raise UnavailableError(f"{self._uri.shown}/{path}: it is there already") from error
-        except BaseError as error:
-            raise in_words(self._uri, error, NEVER_WORKS) from error
+        except STORE_ERRORS as error:
+            raise refusal(self._uri, error) from error
 
     def _start_of(self, path: str) -> LogPosition | None:
         """None: it is somebody else's, or of the other format, which may lack what this one has."""

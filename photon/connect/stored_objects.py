@@ -7,7 +7,6 @@ get its name.
 
 import glob
 import itertools
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,18 +15,16 @@ from typing import IO, Any, Final
 import obstore
 from obstore.exceptions import BaseError
 
-from photon.connect.objects import NEVER_WORKS, store_of
+from photon.connect.objects import STORE_ERRORS, refusal, store_of
 from photon.connect.ports import Fields
 from photon.connect.tables import csv_rows, delimiter_of, json_rows, parquet_rows
-from photon.connect.uris import Uri, in_words, table_of
+from photon.connect.uris import Uri, table_of
 from photon.connect.whole_files import BLOCK_BYTES, Opened, Rows, WholeFiles
-from photon.core.errors import UsageError, first_line
+from photon.core.errors import UnavailableError, UsageError
 from photon.logs.files import glob_matches
 
 _AHEAD: Final = 16
 _SMALL_BYTES: Final = 1 << 20
-_REFUSED: Final = re.compile(r"status code: 40[134]\b")
-"""Of a listing, by what is not let in, or a bucket that is not there."""
 
 
 def make_objects(uri: Uri, fields: Fields) -> WholeFiles:
@@ -69,11 +66,11 @@ class StoredObjects:
                     if one["size"] and self._is_named(one["path"]):
                         name = f"{self._uri.scheme}://{self._uri.place}/{one['path']}"
                         found[name], self._sizes[name] = _version_of(one), one["size"]
-        except (BaseError, FileNotFoundError) as error:
-            wrong = isinstance(error, NEVER_WORKS) or _REFUSED.search(str(error))
-            if wrong and not self._answered:
-                raise UsageError(f"{self._uri.shown}: {first_line(error)}") from error
-            raise in_words(self._uri, error, ()) from error
+        except STORE_ERRORS as error:
+            told = refusal(self._uri, error)
+            if isinstance(told, UsageError) and self._answered:
+                raise UnavailableError(f"{told}; tried again") from error
+            raise told from error
         self._answered = True
         return dict(sorted(found.items()))
 
@@ -94,7 +91,7 @@ class StoredObjects:
         try:
             return self._fetched(name) if fetching is None else fetching.result()
         except BaseError as error:
-            raise in_words(self._uri, error, NEVER_WORKS) from error
+            raise refusal(self._uri, error) from error
 
     def _fetched(self, name: str) -> Opened:
         got = obstore.get(self._store, self._path(name))

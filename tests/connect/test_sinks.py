@@ -13,7 +13,7 @@ import pytest
 from photon.cluster import preflight
 from photon.connect.conformance import check_sink, check_source
 from photon.connect.ports import Fields, Reached
-from photon.connect.uris import make_sink
+from photon.connect.uris import make_sink, make_source
 from photon.core.errors import UnavailableError, UsageError
 from photon.logs.writer import LogPosition
 from tests.connect.test_kafka_sink import committed
@@ -74,6 +74,20 @@ def test_parquet_in_s3(s3):
             for row in rows_of(pyarrow.parquet.read_table(pa.BufferReader(one)))
         ],
     )
+
+
+@pytest.mark.long
+def test_a_bucket_that_is_not_there_is_told_in_a_line_that_stays_the_same(s3):
+    uri = s3.uri("joined").replace("bucket", "nobucket", 1)
+    for ask in (lambda one: one.open(), lambda one: one.write(b"{}\n", LogPosition(0, 0), LogPosition(0, 3))):
+        said = set()
+        for _ in range(2):
+            with pytest.raises(UsageError, match="404 Not Found: NoSuchBucket The specified bucket") as told:
+                ask(make_sink(uri, "w"))
+            said.add(str(told.value))
+        assert len(said) == 1 and "\n" not in said.pop()
+    with pytest.raises(UsageError, match="404 Not Found: NoSuchBucket The specified bucket"):
+        make_source(uri, FIELDS).open({}, True)
 
 
 @pytest.mark.long
