@@ -54,7 +54,7 @@ class IcebergSink:
         self._uri, self._writer = uri, writer
         self._namespace, _, name = uri.path.rpartition(".")
         if not (uri.place and self._namespace and name):
-            raise UsageError(f"{uri.text}: write iceberg://CATALOG/NAMESPACE.TABLE")
+            raise UsageError(f"{uri.shown}: write iceberg://CATALOG/NAMESPACE.TABLE")
         self.batch_bytes, self.linger_s = batching(uri, given)
         self._properties = given
         self._catalog: Any = None

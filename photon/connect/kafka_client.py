@@ -30,7 +30,7 @@ _NEVER_WORKS: Final = frozenset(
 def topic_of(uri: Uri) -> str:
     """UsageError where the URI names no broker or no topic."""
     if not uri.place or not uri.path or "/" in uri.path:
-        raise UsageError(f"{uri.text}: write kafka://HOST:PORT[,HOST:PORT]/TOPIC")
+        raise UsageError(f"{uri.shown}: write kafka://HOST:PORT[,HOST:PORT]/TOPIC")
     return uri.path
 
 

@@ -92,7 +92,7 @@ class TraceSink:
     def __init__(self, uri: Uri, writer: str, now: Callable[[], float] = time.time) -> None:
         options = uri.take(_OPTIONS)
         if not uri.place or uri.path:
-            raise UsageError(f"{uri.text}: write otlp://HOST:PORT?place=DIRECTORY")
+            raise UsageError(f"{uri.shown}: write otlp://HOST:PORT?place=DIRECTORY")
         if not options["place"]:
             raise UsageError(f"{uri.shown}: name a directory where it keeps how far it is: place=DIRECTORY")
         for name, known in (("tls", ("yes", "no")), ("time_unit", TIME_UNITS)):

@@ -135,7 +135,9 @@ def parse_uri(text: str) -> Uri:
         parts = urlsplit(text)
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
-        raise UsageError(f"{text}: no URI ({error})") from error
+        raise UsageError(
+            f"{text.partition('?')[0]}: no URI; write its options name=value&name=value"
+        ) from error
     path = unquote(parts.path)
     if parts.scheme in _TABLES.values():
         return Uri(text, parts.scheme, "", parts.netloc + path, options)

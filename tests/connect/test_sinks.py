@@ -188,6 +188,15 @@ def test_what_can_not_be_is_told_with_the_mend(uri, says):
     assert says in str(told.value)
 
 
+@pytest.mark.parametrize(
+    "place", ["iceberg://catalog/table", "kafka://h:1", "otlp://h:1/path", "s3://b/p", "s3://b/p?alone&x=1"]
+)
+def test_what_is_secret_in_the_options_is_not_told(place):
+    with pytest.raises(UsageError) as told:
+        make_sink(f"{place}{'&' if '?' in place else '?'}nope.password=geheim", "w")
+    assert "geheim" not in str(told.value)
+
+
 def test_an_iceberg_catalog_that_is_not_there_is_told_before_a_run_that_would_wait_for_it(
     tmp_path, refused, monkeypatch, iceberg
 ):
