@@ -266,12 +266,7 @@ def why_stalled(reader: StatusReader, seconds: float) -> str:
     reasons += [f"{name} does not answer" for name in sample.silent()]
     reasons += [] if sample.has_quorum() else ["the registry has no quorum"]
     reasons += [why for _, one in answered for why in one.get("unreadable", {}).values()]
-    reasons += [
-        f"{name}: nothing is published to {sink['sink']} ({sink['trouble']})"
-        for name, one in answered
-        for sink in one.get("sinks", ())
-        if sink.get("trouble")
-    ]
+    reasons += _unpublished(sample)
     reasons += [
         f"{name}: {one['pending']:,} events wait to be tried again"
         for name, one in answered
@@ -281,6 +276,15 @@ def why_stalled(reader: StatusReader, seconds: float) -> str:
         f"nothing has moved for {seconds:.0f} s ({'; '.join(reasons) or 'no reason known'}); "
         "nothing is lost: mend the cause and run the same command again"
     )
+
+
+def _unpublished(sample: Sample) -> list[str]:
+    return [
+        f"{name}: nothing is published to {sink['sink']} ({sink['trouble']})"
+        for name, one in sample.answered().items()
+        for sink in one.get("sinks", ())
+        if sink.get("trouble")
+    ]
 
 
 def joined_lines(out: Path) -> dict[str, int]:
@@ -436,6 +440,8 @@ class _Draining:
         stalled = not ended and self._drain and now - self._moved_s > STALL_S
         if ended or stalled:
             _tell_unended(self._display, (*dispatchers, *eventstores))
+            for why in () if stalled else _unpublished(sample):
+                self._display.notice(f"{why}; the next run goes on")
             self.dispatchers, self.eventstores = dispatchers, eventstores
             self.stopped, self.seconds = self._drain and not drained, now - self._began
             self.restarts = loop.cluster.supervisor.restarts()

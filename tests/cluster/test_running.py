@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from photon.cluster import run
 from photon.cluster.roles import ROLES
 from photon.cluster.run import RunLoop, join
 from photon.cluster.statuses import Sample
@@ -112,3 +113,18 @@ def test_a_join_that_stalls_says_what_it_did_until_then(tmp_path, command, monke
     told = json.loads(done.out)
     assert (told["stopped"], told["adds_up"], told["joined"]) == (True, True, 0)
     assert told["foreign_events"] == told["pending"] + told["malformed"]
+
+
+def test_a_run_that_is_told_to_stop_tells_what_its_sinks_take_nothing_for(tmp_path):
+    told = []
+    display = SimpleNamespace(update=lambda *_: None, notice=told.append)
+    supervisor = SimpleNamespace(restarts=lambda: 0)
+    loop = SimpleNamespace(told_to_stop=[15], cluster=SimpleNamespace(supervisor=supervisor))
+    sinks = [
+        {"sink": "s3://b/p", "published": 0, "behind": True, "trouble": "no bucket"},
+        {"sink": "kafka://h/t", "published": 0, "behind": True, "trouble": None},
+    ]
+    joiner = {"joined": 5, "in_flight": 0, "unresolved": 0, "sinks": sinks}
+    draining = run._Draining(drain=False, work=tmp_path, display=display, began=0.0)
+    assert draining.is_over(loop, Sample(0.0, {"joiner-east": joiner}))
+    assert told == ["joiner-east: nothing is published to s3://b/p (no bucket); the next run goes on"]
