@@ -19,7 +19,7 @@ from typing import Any, Final
 from joiner.intents import IntentJournal
 from joiner.output import JoinedLog
 from joiner.output_files import PARQUET, Root, numbers_in
-from photon.connect.ports import Sink
+from photon.connect.ports import Refusing, Sink
 from photon.connect.uris import make_sink, parse_uri
 from photon.core.clock import Background, Backoff, Clock
 from photon.core.disk import storage_errors, write_file
@@ -100,7 +100,8 @@ class Publisher:
             way.close()
 
     def status(self) -> list[dict[str, Any]]:
-        """`published`: lines by this process; `behind`: whether there are settled lines that it has not."""
+        """`published`: lines by this process; `refused`: of them, for good; `behind`: whether there are
+        settled lines that it has not."""
         return [way.status() for way in self._ways]
 
 
@@ -125,6 +126,7 @@ class _Way:
         """Since when the sink has been at work."""
         self._moved = threading.Event()
         self._published = 0
+        self._told_refused: set[str] = set()
         self.at = LogPosition(0, 0)
         """The sink has all lines before it. Until it says so, it is taken to have none."""
         self.work = Background(f"publish {name}", self._step, RETRIES)
@@ -133,6 +135,7 @@ class _Way:
         return {
             "sink": self._name,
             "published": self._published,
+            "refused": sum(self._refused().values()),
             "behind": self._settled() > self.at,
             "trouble": self._trouble(),
         }
@@ -202,10 +205,20 @@ class _Way:
                 with self._asking() as sink:
                     sink.write(lines, self.at, end)
                 self._published += lines.count(b"\n")
+                self._tell_refused()
             self.at = end
             self._waiting_since = None
             self._moved.set()
         return LOOK_S
+
+    def _tell_refused(self) -> None:
+        for reason, count in self._refused().items():
+            if reason not in self._told_refused:
+                self._told_refused.add(reason)
+                self._notice(f"{count} joined events were refused for good by {self._name}: {reason}")
+
+    def _refused(self) -> dict[str, int]:
+        return dict(self._sink.refused) if isinstance(self._sink, Refusing) else {}
 
     def _wait_s(self, settled: LogPosition) -> float:
         """How long what is settled and not published may wait for more of its file."""

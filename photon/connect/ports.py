@@ -144,3 +144,11 @@ class Reached(Protocol):
     def reach(self, wait_s: float) -> None:
         """UsageError, with the mend, where it does not answer in that time."""
         ...
+
+
+@runtime_checkable
+class Refusing(Protocol):
+    """A sink of which somebody may refuse single lines for good, which are not sent again."""
+
+    refused: Mapping[str, int]
+    """Reason -> of how many, since it was made; a few reasons."""

@@ -6,10 +6,10 @@ what it has; so the place is kept in a file of ours, behind what was acknowledge
 """
 
 import hashlib
-import logging
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,7 +32,6 @@ from photon.core.settings import TIME_UNITS
 from photon.logs.formats import time_type, to_us
 from photon.logs.writer import LogPosition
 
-log: Final = logging.getLogger("photon.traces")
 EXPORT_S: Final = 10.0
 HEADERS: Final = "OTEL_EXPORTER_OTLP_HEADERS"
 """Environment variable of the OpenTelemetry specification: `name=value,...`, for what is secret."""
@@ -51,6 +50,9 @@ _TRACEPARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
 _SAMPLED: Final = 1
+_NUMBERS: Final = re.compile(r"\b[0-9a-f]*\d[0-9a-f.]*")
+"""In a reason: the others of its kind have others."""
+_REASONS_MAX: Final = 16
 _NEVER_WORKS: Final = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
@@ -106,6 +108,7 @@ class TraceSink:
         self._resource = Resource(attributes=_attributes(attributes))
         self._headers = _headers(os.environ.get(HEADERS, ""))
         self._channel: Any = None
+        self.refused: Counter[str] = Counter()
 
     def open(self) -> LogPosition | None:
         self.close()
@@ -146,9 +149,9 @@ class TraceSink:
                 raise kind(f"{self._uri.shown}: {error.code().name.lower()}: {error.details()}") from error
             told = answer.partial_success
             if told.rejected_spans:  # not to be sent again, says the protocol
-                log.warning(
-                    "%s: %d spans were refused: %s", self._uri.shown, told.rejected_spans, told.error_message
-                )
+                reason = _NUMBERS.sub("N", told.error_message) or "no reason given"
+                known = reason in self.refused or len(self.refused) < _REASONS_MAX
+                self.refused[reason if known else "other reasons"] += told.rejected_spans
         with storage_errors(self._place):
             write_file(self._place, msgspec.json.encode(end))
 

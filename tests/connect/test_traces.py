@@ -27,7 +27,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     """Keeps what it gets; fails as often as it is told to, before or after it has it."""
 
     def __init__(self, credentials=None):
-        self.requests, self.metadata, self.failures, self.refused = [], [], [], 0
+        self.requests, self.metadata, self.failures, self.refused, self.reason = [], [], [], 0, ""
         self._server = grpc.server(ThreadPoolExecutor(2))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         add = self._server.add_insecure_port if credentials is None else self._server.add_secure_port
@@ -42,6 +42,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             context.abort(self.failures.pop(0), "told to")
         answer = trace_service_pb2.ExportTraceServiceResponse()
         answer.partial_success.rejected_spans = self.refused
+        answer.partial_success.error_message = self.reason
         return answer
 
     def spans(self):
@@ -161,15 +162,17 @@ def test_two_collectors_in_one_directory_have_a_place_each(collector, sink, tmp_
     assert (one.open(), other.open()) == (LogPosition(0, 9), None)
 
 
-def test_what_will_never_work_is_told_and_spans_that_are_refused_are_not_sent_again(collector, sink, caplog):
+def test_what_will_never_work_is_told_and_spans_that_are_refused_are_not_sent_again(collector, sink):
     one = sink()
     one.open()
     collector.failures = [grpc.StatusCode.UNAUTHENTICATED]
     with pytest.raises(UsageError, match="unauthenticated: told to"):
         one.write(lines(joined("c", traceparent(CLICK))), START, LogPosition(0, 9))
     collector.refused = 1
-    one.write(lines(joined("c", traceparent(CLICK))), START, LogPosition(0, 9))
-    assert "1 spans were refused" in caplog.text and sink().open() == LogPosition(0, 9)
+    for collector.reason in ("trace 4bf9 is 7 s old", "trace bf01 is 30 s old", ""):
+        one.write(lines(joined("c", traceparent(CLICK))), START, LogPosition(0, 9))
+    assert one.refused == {"trace N is N s old": 2, "no reason given": 1}
+    assert sink().open() == LogPosition(0, 9)
 
 
 def test_headers_come_from_the_environment(collector, sink, monkeypatch):

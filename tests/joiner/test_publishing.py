@@ -90,7 +90,7 @@ def test_lines_are_published_when_they_are_joined(publish, sink):
         worker.join(batch_of([name]))
     all_there(sink, "abc")
     (status,) = worker.status()["sinks"]
-    assert status == {"sink": "kafka://h/t", "published": 3, "behind": False, "trouble": None}
+    assert status == {"sink": "kafka://h/t", "published": 3, "refused": 0, "behind": False, "trouble": None}
 
 
 def turn(worker):
@@ -203,7 +203,7 @@ def test_a_sink_that_is_away_holds_up_neither_joining_nor_its_end(publish, sink,
         worker.join(batch_of([name]))
     wait_until(lambda: worker.status()["sinks"][0]["trouble"])
     assert worker.status()["sinks"][0] == {
-        "sink": "kafka://h/t", "published": 0, "behind": True, "trouble": "no broker",
+        "sink": "kafka://h/t", "published": 0, "refused": 0, "behind": True, "trouble": "no broker",
     }  # fmt: skip
     assert worker.stop(5.0)
     told = worker.status()["notices"]
@@ -214,6 +214,23 @@ def test_a_sink_that_is_away_holds_up_neither_joining_nor_its_end(publish, sink,
     again = publish(output_file_bytes_max=200)
     end_all(again)
     all_there(sink, "abcd")
+
+
+def test_what_a_sink_refuses_for_good_is_counted_and_told_once_for_each_reason(publish, sink, monkeypatch):
+    refused = Counter({"too old": 0})
+    monkeypatch.setattr(Sink, "refused", refused, raising=False)
+    sink.fails = lambda: refused.update({"too old": 1})
+    worker = publish()
+    end_all(worker)
+    for name in "ab":
+        worker.join(batch_of([name]))
+        all_there(sink, "ab"[: "ab".index(name) + 1])
+    wait_until(lambda: worker.status()["sinks"][0]["refused"] == 4)
+    assert worker.stop(5.0)
+    assert (
+        len([one for one in worker.status()["notices"] if "refused for good by kafka://h/t: too old" in one])
+        == 1
+    )
 
 
 def test_a_sink_that_never_answers_is_in_trouble(publish, sink, clock, monkeypatch):
