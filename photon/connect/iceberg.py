@@ -6,6 +6,7 @@ one fails, and the property tells what became of a commit whose answer was lost,
 expired.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterable
 from typing import Any, Final
@@ -13,11 +14,13 @@ from typing import Any, Final
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import (
+    CommitFailedException,
     ForbiddenError,
     NoSuchNamespaceError,
     NoSuchTableError,
     UnauthorizedError,
     ValidationError,
+    ValidationException,
 )
 
 from photon.connect.ports import Guarantee
@@ -108,11 +111,12 @@ class IcebergSink:
             # very lines, if their writer is another process of this name.
             self._table.metadata.properties[_RETRIES] = "0"
             place = {PLACE + self._writer: f"{end.file}-{end.offset}"}
-            with self._table.transaction() as transaction:
-                with transaction.update_schema() as update:
-                    update.union_by_name(schema)
-                transaction.append(rows, snapshot_properties=place)
-                transaction.set_properties(place)
+            transaction = self._table.transaction()
+            with transaction.update_schema() as update:
+                update.union_by_name(schema)
+            transaction.append(rows, snapshot_properties=place)
+            transaction.set_properties(place)
+            self._commit(transaction)
         except MisfitError as error:
             at = start.offset + sum(len(line) + 1 for line in given[: error.row])
             raise UsageError(
@@ -121,6 +125,18 @@ class IcebergSink:
             ) from error
         except Exception as error:
             raise in_words(self._uri, error, _NEVER_WORKS) from error
+
+    def _commit(self, transaction: Any) -> None:
+        """Files of rows are there by then; where it is known that it failed, nobody needs them. (What else it
+        wrote pyiceberg deletes itself.)"""
+        try:
+            transaction.commit_transaction()
+        except (CommitFailedException, ValidationException):
+            for producer in transaction._snapshot_producers:
+                for one in producer._added_data_files:
+                    with contextlib.suppress(Exception):
+                        self._table.io.delete(one.file_path)
+            raise
 
     def close(self) -> None:
         self._catalog = self._table = None

@@ -422,3 +422,16 @@ def test_an_iceberg_table_is_made_of_a_first_batch_with_lists_of_nothing(iceberg
     one.write(lines({"id": "a", **empty}), LogPosition(0, 0), LogPosition(0, 9))
     one.write(lines({"id": "b", "a": [{"b": 1}]}), LogPosition(0, 9), LogPosition(0, 18))
     assert one.open() == LogPosition(0, 18)
+
+
+@pytest.mark.long
+def test_an_iceberg_commit_that_failed_leaves_no_data_file(iceberg, tmp_path):
+    one, other = (make_sink(f"iceberg://local/ads.joined{iceberg}", "w") for _ in range(2))
+    one.open()
+    one.write(lines({"id": "a"}), LogPosition(0, 0), LogPosition(0, 9))
+    other.open()
+    one.write(lines({"id": "b"}), LogPosition(0, 9), LogPosition(0, 18))
+    there = set(tmp_path.glob("warehouse/**/*.parquet"))
+    with pytest.raises(UnavailableError):
+        other.write(lines({"id": "b"}), LogPosition(0, 9), LogPosition(0, 18))
+    assert set(tmp_path.glob("warehouse/**/*.parquet")) == there and len(there) == 2
