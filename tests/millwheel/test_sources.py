@@ -9,6 +9,7 @@ from millwheel import Input, JoinedLogs, Logs
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lateness import Lateness, Stragglers
 from millwheel.engine.store import POSITION, lateness_row
+from millwheel.engine.wheel import Lines
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, _position
 from millwheel.topology import LogSink
@@ -337,7 +338,7 @@ def test_what_was_pushed_and_read_is_spent_once_its_file_is_complete(tmp_path):
     read = Read(tmp_path)
     read.source = read._opened(Logs((), "ts", listen="127.0.0.1:1").within(str(tmp_path / "x")))
     for number in range(3):
-        files._append(number, b'{"k": "%060d", "ts": 1}\n' % number)
+        files.append(Lines("pushed", number, b'{"k": "%060d", "ts": 1}\n' % number))
     assert read.read() == 3
     assert read.source.spent() == []
     place = files.sync(files.begin_sync()[1])
