@@ -191,7 +191,8 @@ class KafkaSource:
             # JSON has line ends between its parts only, where a space does as well.
             lines = b"\n".join([one.replace(b"\n", b" ") for one in values])
         numbers = [record.offset() for record in records]
-        self._next[partition] = numbers[-1] + 1
+        # Its end may stand in the same answer, behind marks of transactions.
+        self._next[partition] = max(self._next[partition], numbers[-1] + 1)
         self._places[partition] = self._id or "", numbers[-1]
         runs = tuple((first, last - first + 1) for first, last in runs_of(numbers))
         return Batch(self._name(partition), lines + b"\n", runs)

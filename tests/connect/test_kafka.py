@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,6 +138,26 @@ def test_a_field_that_the_event_has_already_is_replaced(value, key, line):
     one = make_source("kafka://127.0.0.1:1/t?key=k.l", FIELDS)
     one.close()
     assert one._value(Record(value, key)) == line
+
+
+def test_an_end_that_comes_with_the_records_before_it_is_the_end():
+    """Marks of transactions stand between them."""
+    from confluent_kafka import KafkaError
+
+    def record(offset, error=None):
+        found = Record(b'{"id":"%d"}' % offset, None)
+        found.offset, found.partition, found.error = (lambda: offset), (lambda: 0), lambda: error
+        return found
+
+    end = record(6, KafkaError(KafkaError._PARTITION_EOF))
+    one = make_source("kafka://127.0.0.1:1/t", FIELDS)
+    one.close()
+    one._consumer = SimpleNamespace(
+        poll=lambda _: record(3), consume=lambda *_: [record(4), end], close=lambda: None
+    )
+    one._drain, one._next, one._ends = True, {0: 3}, {0: 6}
+    (batch,) = one.read(0.0)
+    assert (batch.runs, one.state()) == (((3, 2),), State.FINISHED)
 
 
 def test_new_partitions_are_found_while_it_is_followed(topic, broker, produced, source, monkeypatch):
