@@ -190,7 +190,7 @@ def _mark_dispatcher(armed: Armed) -> None:
     _after(
         Ledger, "_write", armed, "retries put", lambda _ledger, _rows, _after, entry, *_: bool(entry.retries)
     )
-    _replace(LedgerFile, "_begin_write", lambda real: lambda self: _Commit(real(self), armed))
+    _replace(LedgerFile, "write", lambda real: lambda self: _Commit(real(self), armed))
     _after(RetryQueue, "settled", armed, "recorded")
 
 
