@@ -118,7 +118,7 @@ class StoredObjects:
         return name.removeprefix(f"{self._uri.scheme}://{self._uri.place}/")
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _version_of(meta: Any) -> str:
