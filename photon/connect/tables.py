@@ -27,7 +27,7 @@ from photon.connect.whole_files import BLOCK_BYTES, ROWS_MAX, Rows, RowsOf
 from photon.core.errors import UsageError
 from photon.core.settings import parse_path
 from photon.logs.files import no_text
-from photon.logs.packed import is_packed, pieces
+from photon.logs.packed import contents
 
 _HEADER_BYTES: Final = 1 << 16
 _LINE_BYTES_MAX: Final = 64 << 20
@@ -60,8 +60,7 @@ def parquet_rows(_name: str, file: IO[bytes], _fields: Fields) -> Iterator[Rows]
 def json_rows(name: str, file: IO[bytes], _fields: Fields) -> Iterator[Rows]:
     """Of `.gz` and `.zst`, or of what holds lines as it is. OSError, EOFError and others."""
     rest = b""
-    blocks = pieces(name, file) if is_packed(name) else iter(lambda: file.read(BLOCK_BYTES), b"")
-    for number, block in enumerate(blocks):
+    for number, block in enumerate(contents(name, file)):
         if not number and (kind := no_text(block)):
             raise OSError(kind)
         lines, newline, rest = (rest + block).rpartition(b"\n")

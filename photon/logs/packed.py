@@ -25,6 +25,7 @@ PACKED_SUFFIXES: Final = (".gz", ".zst")
 _COPY: Final = ".log"
 _PARTIAL: Final = ".partial"
 _STEP_BYTES: Final = 1 << 20
+PLAIN_STEP_BYTES: Final = 4 << 20
 _ZSTD_STEP_BYTES: Final = 2048  # a bomb makes at most 64 MiB of it
 
 _numbers: Final = itertools.count()
@@ -165,16 +166,20 @@ class Spool:
 
 
 def unpacked(path: str, identity: Identity | None = None) -> Iterator[bytes]:
-    """What is in an archive. As `pieces`; FileNotFoundError if another one has its name by now."""
+    """What is in an archive. As `contents`; FileNotFoundError if another one has its name by now."""
     with open(path, "rb") as packed_file:
         status = os.fstat(packed_file.fileno())
         if identity not in (None, (status.st_dev, status.st_ino)):
             raise FileNotFoundError(errno.ENOENT, "another file has this name now", path)
-        yield from pieces(path, packed_file)
+        yield from contents(path, packed_file)
 
 
-def pieces(name: str, file: IO[bytes]) -> Iterator[bytes]:
-    """What is in an archive of this name, of all its members or frames. EOFError if it ends too early."""
+def contents(name: str, file: IO[bytes]) -> Iterator[bytes]:
+    """What is in a file of this name; of an archive, in all its members or frames. EOFError if that ends too
+    early."""
+    if not is_packed(name):
+        yield from iter(lambda: file.read(PLAIN_STEP_BYTES), b"")
+        return
     if name.endswith(".gz"):
         with gzip.open(file, "rb") as packed:
             while piece := packed.read(_STEP_BYTES):

@@ -14,9 +14,8 @@ import zstandard
 from photon.core.errors import StorageError, UsageError
 from photon.logs.files import named_files, no_text
 from photon.logs.formats import IS_UTF16, UTF16, split_chunk
-from photon.logs.packed import is_packed, unpacked
+from photon.logs.packed import contents
 
-STEP_BYTES: Final = 4 << 20
 _FIRST_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = 64 << 20
 _KINDS: Final = [
@@ -51,27 +50,19 @@ def pieces(path: str) -> Iterator[bytes]:
     than any line. StorageError."""
     begun = b""
     try:
-        for piece in _read(path):
-            begun += piece
-            end = begun.rfind(b"\n") + 1 or (len(begun) if len(begun) > _LINE_BYTES_MAX else 0)
-            if end:
-                yield begun[:end]
-            begun = begun[end:]
+        with open(path, "rb") as file:
+            for piece in contents(path, file):
+                begun += piece
+                end = begun.rfind(b"\n") + 1 or (len(begun) if len(begun) > _LINE_BYTES_MAX else 0)
+                if end:
+                    yield begun[:end]
+                begun = begun[end:]
     except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
         raise StorageError(f"{path}: not a whole archive ({error}); replace it or leave it out") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror}); see to its permissions") from error
     if begun:
         yield begun
-
-
-def _read(path: str) -> Iterator[bytes]:
-    if is_packed(path):
-        yield from unpacked(path)
-        return
-    with open(path, "rb") as file:
-        while piece := file.read(STEP_BYTES):
-            yield piece
 
 
 def sample(patterns: Sequence[str], lines_max: int) -> Sample:

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from photon.core.settings import Settings, load_settings
-from photon.logs import sample
+from photon.logs import packed, sample
 from photon.logs.fields import guess
 from photon.logs.formats import json_lines
 from tests.system import join, write_lines
@@ -273,7 +273,7 @@ def test_an_archive_that_is_cut_short_is_named_by_init_and_check(tmp_path, comma
 
 def test_a_log_without_a_line_end_is_read_a_bounded_piece_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "_LINE_BYTES_MAX", 1 << 16)
-    monkeypatch.setattr(sample, "STEP_BYTES", 1 << 12)
+    monkeypatch.setattr(packed, "PLAIN_STEP_BYTES", 1 << 12)
     (tmp_path / "blob").write_bytes(b"x" * (1 << 18))
     read = [*map(len, sample.pieces(str(tmp_path / "blob")))]
     assert sum(read) == 1 << 18
