@@ -31,6 +31,8 @@ class Disk(LoggedStore):
             "start again in an empty work directory",
         )
         self._env: lmdb.Environment = self.file.open(BYTES_MAX, metasync=True)
+        self._mine = np.empty(0, np.int64)
+        """Its slots, once it has claimed them."""
         with self.file.errors():
             self._rows = self._env.open_db(b"rows")
             self._log = self._env.open_db(b"log")
@@ -62,7 +64,8 @@ class Disk(LoggedStore):
             sequencer = int(txn.get(_SEQUENCER, b"0", db=self._meta)) + 1
             txn.put(_SEQUENCER, b"%d" % sequencer, db=self._meta)
             fences = self._fences(txn)
-            fences[list(slots)] = sequencer
+            self._mine = np.array(slots)
+            fences[self._mine] = sequencer
             txn.put(_FENCES, fences.tobytes(), db=self._meta)
             lanes = {int.from_bytes(key[:2], "big") for key, _ in txn.cursor(self._log)}
             for lane in sorted(lanes):
@@ -90,7 +93,7 @@ class Disk(LoggedStore):
             self._write(txn, self._lane, changes)
 
     def _check(self, txn: lmdb.Transaction) -> None:
-        if (self._fences(txn)[list(self._slots)] != self._sequencer).any():
+        if (self._fences(txn)[self._mine] != self._sequencer).any():
             raise ZombieError("another worker has the key intervals of this one by now")
 
     def _fences(self, txn: lmdb.Transaction) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

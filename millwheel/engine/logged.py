@@ -22,7 +22,6 @@ class LoggedStore(ABC):
     """millwheel.engine.store.Store. `commit` may run in another thread than the rest."""
 
     def __init__(self) -> None:
-        self._slots: Sequence[int] = ()
         self._sequencer = 0
         self._lane = 0
         self._next = 0
@@ -34,7 +33,7 @@ class LoggedStore(ABC):
         """Own these slots, and the logs of the lanes that fall to worker `me`, which are written to their
         table: from there on no former owner can commit. The newest sequencer."""
         self._sequencer = self._take(slots, me, workers)
-        self._slots, self._lane = slots, me
+        self._lane = me
         self._recent, self._bytes, self._next = {}, 0, 0
         return self._sequencer
 

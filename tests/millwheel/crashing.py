@@ -31,7 +31,7 @@ POINTS = {
     "claimed, nothing read": (Disk, "claim", "after", always),
     "ready, nothing done": (Worker, "run", "before", always),
     "before a commit": (Disk, "commit", "before", always),
-    "in a commit, past the fence": (Disk, "_fences", "after", lambda arguments: arguments[0]._slots),
+    "in a commit, past the fence": (Disk, "_fences", "after", lambda arguments: arguments[0]._mine.size),
     "after a commit": (Disk, "commit", "after", always),
     "records are sent": (Worker, "_send", "after", kind(links.FRAME)),
     "before an acknowledgement": (Worker, "_send", "before", kind(links.ACK)),
