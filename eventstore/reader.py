@@ -54,21 +54,27 @@ def key_of(state: FileState) -> str:
 
 
 @dataclass(slots=True)
-class Followed:
-    """What others have read: events, in the order they were read, and how far their logs are read by that."""
+class _Read:
+    """Events, in the order they were read, and how far their logs are read by that."""
 
     ids: list[bytes] = field(default_factory=list)
     files: list[Ints] = field(default_factory=list)
     starts: list[Ints] = field(default_factory=list)
     lengths: list[Ints] = field(default_factory=list)
     states: dict[int, FileState] = field(default_factory=dict)
-    malformed: int = 0
 
     def rows(self) -> Rows | None:
         if not self.ids:
             return None
         columns = (np.concatenate(column) for column in (self.files, self.starts, self.lengths))
         return Rows(b"".join(self.ids), *columns)
+
+
+@dataclass(slots=True)
+class Followed(_Read):
+    """What others have read."""
+
+    malformed: int = 0
 
 
 class Sharing:
@@ -216,26 +222,16 @@ def _split(rows: Rows) -> dict[int, Rows]:
 
 
 @dataclass(slots=True)
-class _Group:
+class _Group(_Read):
     """Chunks that are parsed and not yet in the map."""
 
-    ids: list[bytes] = field(default_factory=list)
     lines: list[Lines] = field(default_factory=list)
-    files: list[Ints] = field(default_factory=list)
-    starts: list[Ints] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
     bad_files: list[int] = field(default_factory=list)
     bad_starts: list[int] = field(default_factory=list)
-    states: dict[int, FileState] = field(default_factory=dict)
     tails: set[int] = field(default_factory=set)
     bytes: int = 0
     lost_bytes: int = 0
-
-    def rows(self) -> Rows | None:
-        if not self.lines:
-            return None
-        lengths = np.concatenate([one.lengths for one in self.lines])
-        return Rows(b"".join(self.ids), np.concatenate(self.files), np.concatenate(self.starts), lengths)
 
     def malformed(self) -> Rows:
         """Without ids and lengths."""
@@ -465,6 +461,7 @@ class Reader:
             return
         group.ids.append(batch.ids)
         group.lines.append(found)
+        group.lengths.append(found.lengths)
         group.starts.append(text.offsets(found.starts))
         group.files.append(numbers[text.parts_of(found.starts)])
         for (file, chunk), last in zip(parts, text.last_rows(found.starts), strict=True):
