@@ -34,14 +34,13 @@ _position: Final = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 
 
 class Injection(NamedTuple):
-    """Records by input, the rows that say that they were read, lines that are none. `slot`: of the file, in
-    which there may be `more`. `share`: of a chunk, that this takes."""
+    """Records by input, the rows that say that they were read, lines that are none. `slot`: of the
+    file. `share`: of a chunk, that this takes."""
 
     records: dict[int, Records]
     positions: Changes
     letters: list[dict[str, Any]]
     slot: int
-    more: bool
     share: float
 
 
@@ -183,7 +182,7 @@ class LogSource:
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
         rows[position_row(self._number, state.number)] = self._packed(state)
         took = max((chunk.end - chunk.start) / CHUNK_BYTES, _FILE_SHARE)
-        return Injection(parsed.records, rows, letters, self._slot(state.name), chunk.more, took)
+        return Injection(parsed.records, rows, letters, self._slot(state.name), took)
 
     def bound(self) -> int:
         """Nothing older will come that is not late."""
