@@ -2,10 +2,10 @@
 
 Files are shared among workers by their slot, as dispatchers share them. A file that was read to its end is
 idle: all that was written up to the last look at it was read. What can't be read is no idle file and holds
-its bound.
+its bound. Copies of a source are as far as its importer promises, once they are read to where it promised it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -18,9 +18,10 @@ from millwheel.engine.records import SLOTS, Records
 from millwheel.engine.store import POSITION, Changes, position_row
 from millwheel.sinks import complete_files
 from millwheel.topology import PUSHED, Input, Logs
+from photon.connect.importer import Known, known_to, stripe_of
 from photon.core.clock import Clock
 from photon.core.settings import Logs as Reading
-from photon.logs.files import FileState, find, pack_file_state, shown, unpack_file_state
+from photon.logs.files import FileState, file_size, find, pack_file_state, shown, unpack_file_state
 from photon.logs.follow import LogFollower
 from photon.logs.packed import is_packed
 from photon.logs.shares import slot_of, unrotated
@@ -65,6 +66,45 @@ class Listed:
         return Path(path).name in known[1]
 
 
+class _Copies:
+    """Up to when those of one source have all that it got, as far as they are read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._latest = Known()
+        self._promise = Known()
+        """That is not kept yet."""
+        self.upto = BEFORE
+
+    def look(self, read: Mapping[str, int], unread: Set[str], mine: Callable[[str], bool]) -> Sequence[str]:
+        """`read`: how far each file of this worker is; `unread`: those of them that have more. The notices
+        of the importer, if they are this worker's to tell."""
+        self._latest = known_to(self._directory)
+        if not self._promise.ends:  # a later one only once this was kept: else none ever might be
+            self._promise = self._latest
+        ends = [(str(self._directory / file), offset) for file, offset in self._promise.ends]
+        if ends and all(_is_past(end, offset, read, unread) for end, offset in ends if mine(end)):
+            self.upto = NEVER if self._promise.finished else max(self.upto, self._promise.upto_us)
+            self._promise = Known()
+        return self._latest.notices if ends and mine(ends[0][0]) else ()
+
+    def why(self) -> dict[str, Any]:
+        """`upto_us`: up to when they have all; `trouble`: why they have no more."""
+        return {
+            "copies": shown(str(self._directory)),
+            "upto_us": self._latest.upto_us,
+            "trouble": self._latest.trouble,
+        }
+
+    def spent(self, known: Iterable[FileState]) -> list[Path]:
+        """Files that are read and grow no more."""
+        ends = [str(self._directory / file) for file, _ in self._latest.ends]
+        grow = {stripe_of(end): end for end in ends}
+        old = [state for state in known if state.name < grow.get(stripe_of(state.name), "")]
+        sizes = [file_size(state.path, (state.device, state.inode)) for state in old]
+        return [Path(state.path) for state, size in zip(old, sizes, strict=True) if state.offset == size]
+
+
 class LogSource:
     """The files of one injector that are this worker's. For one thread."""
 
@@ -83,12 +123,15 @@ class LogSource:
         wake: Callable[[], None],
         notice: Callable[[str], None],
         lateness: tuple[bytes, Lateness] | None = None,
+        imported: bool = False,
     ) -> None:
         """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new.
-        `lateness`: what counts lines for the percentile, and its row.
+        `lateness`: what counts lines for the percentile, and its row. `imported`: the files are copies.
         """
         self.name, self._number, self._injector, self._clock = name, number, injector, clock
         self._whole = injector.log == "directory"  # one worker's, who alone can tell where it is
+        self._copies = [_Copies(Path(pattern).parent) for pattern in injector.patterns] if imported else []
+        self._notice = notice
         self._mine: Callable[[str], bool] = lambda path: mine(self._slot(path))
         self._listed = Listed() if injector.listed else None
         self._parser = LineParser(injector, inputs)
@@ -109,7 +152,7 @@ class LogSource:
             Reading(chunk_bytes=CHUNK_BYTES),
             clock,
             states,
-            drain,
+            drain and not imported,
             notice,
             self._is_read,
             wake,
@@ -152,6 +195,13 @@ class LogSource:
             self._stand_for = stand_for(self._known.values(), self._injector.log)
         self._follower.poll()
         self._looked = max(self._looked, self._follower.known_to(now))
+        if self._copies:
+            read = {state.name: state.offset for state in self._known.values()}
+            unread = {state.name for state in self._follower.behind()}
+            for copies in self._copies:
+                for line in copies.look(read, unread, self._mine):
+                    self._notice(line)
+            self._trusted = min(copies.upto for copies in self._copies)
         return changes
 
     def allow(self, lateness_us: int) -> None:
@@ -176,6 +226,7 @@ class LogSource:
         if self._counted is not None:
             row, lateness = self._counted
             promised = max(newest, self._behind_since.get(state.number, self._trusted))
+            promised = self._trusted if self._copies else promised
             lateness.saw(parsed.times, promised, upto)
             rows[row] = lateness.packed()
         self._newest[state.number] = int(parsed.times[parsed.times <= upto].max(initial=newest))
@@ -188,6 +239,8 @@ class LogSource:
         """Nothing older will come that is not late."""
         if self._await_expected():
             return BEFORE
+        if self._copies:
+            return self._trusted if self._trusted in (BEFORE, NEVER) else self._trusted - self._lateness
         follower = self._follower
         if self._drain and follower.caught_up and not follower.unreadable:
             return NEVER
@@ -223,14 +276,17 @@ class LogSource:
             "quiet": [shown(_directory(name) if self._whole else name) for name in quiet],
             "lateness_s": self._lateness / 1e6,
             "percentile": self._injector.percentile,
+            "copies": [copies.why() for copies in self._copies],
         }
 
     def spent(self) -> list[Path]:
         """Files of what was pushed that are complete and read: nobody needs them once that is durable."""
         now = self._clock.now_us()
-        if not self._injector.listen or now < self._next_spent:
+        if not (self._injector.listen or self._copies) or now < self._next_spent:
             return []
         self._next_spent = now + _LOOK_US
+        if self._copies:
+            return [path for copies in self._copies for path in copies.spent(self._known.values())]
         directory = Path(self._injector.patterns[0]).parent
         lengths = {entry.file: entry.bytes for entry in complete_files(directory / f"{PUSHED}-0.manifest")}
         paths = ((Path(shown(state.name)), state.offset) for state in self._known.values())
@@ -240,6 +296,8 @@ class LogSource:
         self._follower.close()
 
     def _slot(self, path: str) -> int:
+        if self._copies:
+            path = stripe_of(path)
         return slot_of(_directory(path) if self._whole else path, SLOTS)
 
     def _is_read(self, path: str) -> bool:
@@ -269,6 +327,14 @@ class LogSource:
 
     def _packed(self, state: FileState) -> bytes:
         return pack_position(self._newest.get(state.number, BEFORE), state)
+
+
+def _is_past(end: str, offset: int, read: Mapping[str, int], unread: Set[str]) -> bool:
+    """Whether a log of copies is read up to there."""
+    files = [name for name in read if stripe_of(name) == stripe_of(end)]
+    if any(name < end and name in unread for name in files):
+        return False
+    return read.get(end, 0) >= offset or any(name > end for name in files)
 
 
 def _pass_over(name: str, reason: str) -> None:

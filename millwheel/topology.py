@@ -18,8 +18,11 @@ import msgspec
 
 from millwheel.computation import BatchComputation, Computation, Stream
 from millwheel.errors import TopologyError
+from photon.connect.importer import copies_of, patterns_of
+from photon.connect.ports import Fields
+from photon.connect.uris import is_source, known_as, parse_uri
 from photon.core.addresses import split_address
-from photon.core.errors import SettingsError
+from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import Tls, parse_path
 from photon.logs.files import as_glob, glob_matches
 
@@ -65,7 +68,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """An injector: log files of JSON lines, growing, rotating, compressed, found by globs.
+    """An injector: log files of JSON lines, growing, rotating, compressed, found by globs; or what is copied
+    into such files first, all of `paths` then: URIs of Kafka topics and of objects, globs of CSV and Parquet
+    files (docs/connectors.md).
 
     `time`: path of the event's time, in `unit`. `lateness_s`: how far behind the newest line of its file, or
     behind the wall clock once a file is read to its end, an event may be; what is further behind is late.
@@ -94,9 +99,25 @@ class Logs:
     """Of a `Push`."""
     tls: Tls = field(default_factory=Tls)
 
-    def within(self, pushed: str) -> "Logs":
-        """As a run with a directory for what is pushed has it."""
-        return replace(self, paths=os.path.join(pushed, f"{PUSHED}-*.jsonl")) if self.listen else self
+    @property
+    def imported(self) -> bool:
+        """Its records come through copies."""
+        return any(map(is_source, self.patterns))
+
+    @property
+    def fields(self) -> Fields:
+        """As sources are told of them."""
+        return Fields((), self.time, self.unit)
+
+    def copies(self, received: Path) -> list[Path]:
+        """The directory of each source's."""
+        return [copies_of(received, "", text) for text in self.patterns] if self.imported else []
+
+    def within(self, received: Path) -> "Logs":
+        """As a run with a directory for what is pushed or copied has it."""
+        if self.listen:
+            return replace(self, paths=str(received / f"{PUSHED}-*.jsonl"))
+        return replace(self, paths=tuple(patterns_of(received, "", self.patterns)))
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -336,6 +357,8 @@ def _check_logs(name: str, injector: Logs) -> None:
             split_address(injector.listen, f"injector '{name}': listen")
         except SettingsError as error:
             raise TopologyError(str(error)) from error
+    if injector.imported:
+        _check_imported(name, injector)
     if injector.silent not in ("advance", "hold"):
         raise TopologyError(f"injector '{name}': silent is advance or hold, not {injector.silent!r}")
     if isinstance(injector.expected, str):
@@ -343,6 +366,29 @@ def _check_logs(name: str, injector: Logs) -> None:
     if injector.unit not in get_args(Unit):
         raise TopologyError(f"injector '{name}': unit is one of {_names(get_args(Unit))}")
     _check_path(f"time of injector '{name}'", injector.time)
+
+
+def _check_imported(name: str, injector: Logs) -> None:
+    why = {
+        "some of its paths are log files: make them an injector of their own": not all(
+            map(is_source, injector.patterns)
+        ),
+        'silent="hold" goes by the last line of each log, and these are copies: leave it out': (
+            injector.silent == "hold"
+        ),
+        "expected files are those of logs: leave it out": injector.expected,
+        "listed files are those of sinks and joined logs: leave it out": injector.listed,
+    }
+    for reason, given in why.items():
+        if given:
+            raise TopologyError(f"injector '{name}': {reason}")
+    for text in injector.patterns:
+        try:
+            uri = parse_uri(text)
+            if "source" not in known_as(text):
+                raise TopologyError(f"injector '{name}': {uri.shown} can be a sink only")
+        except UsageError as error:
+            raise TopologyError(f"injector '{name}': {error}") from error
 
 
 def _check_input(name: str, read: Input, of_log: bool, makers: Mapping[str, str]) -> None:

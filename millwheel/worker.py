@@ -33,6 +33,7 @@ from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.sinks import SinkFiles, begin, is_elsewhere
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters
+from photon.connect.importer import drop_copy
 from photon.core.clock import Clock
 from photon.core.errors import UsageError
 from photon.core.status import Notices
@@ -60,9 +61,9 @@ _Synced = tuple[str, int, list[int], bytes]
 BEAT_S: Final = 0.5
 
 
-def pushed_logs(work: Path, injector: str) -> Path:
-    """Where an injector that is pushed to keeps what it got."""
-    return work / "pushed" / injector
+def received_logs(work: Path, injector: str) -> Path:
+    """Where an injector keeps what was pushed to it, or copied for it."""
+    return work / "received" / injector
 
 
 class Worker:
@@ -413,7 +414,7 @@ class Worker:
     def _let_out(self) -> None:
         release = self._wheel.committed()
         for path in self._read_up:
-            path.unlink(missing_ok=True)
+            drop_copy(path)
         self._hand_on(release.frames, release.lines)
         acks: dict[int, dict[int, int]] = {}
         for lane, number in release.acks.items():
@@ -518,7 +519,7 @@ class Worker:
         return LogSource(
             name,
             number,
-            injector.within(str(pushed_logs(self._work, name))),
+            injector.within(received_logs(self._work, name)),
             inputs,
             list(self._store.scan(position_rows(number))),
             slots.__contains__,
@@ -529,6 +530,7 @@ class Worker:
             self._wake,
             self._notices.tell,
             counted,
+            injector.imported,
         )
 
     def _files(self) -> dict[tuple[str, int], SinkFiles]:

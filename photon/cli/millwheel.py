@@ -5,20 +5,24 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from millwheel.topology import Late, Unit, load_topology
+from millwheel.topology import Late, Logs, Unit, load_topology
 from photon.cli.history import history, live_on_spark, shown, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
 from photon.cluster.supervisor import die_with_parent
 from photon.core.clock import SystemClock
+from photon.core.disk import DirectoryLock
 from photon.core.errors import UsageError
-from photon.core.settings import Settings, load_settings
+from photon.core.settings import Imports, Settings, load_settings
 from photon.core.signals import on_signals
+from photon.core.status import Notices
 from photon.rpc.network import network_of
 
 
@@ -129,19 +133,40 @@ def worker(topology: str, given: str, work: Path) -> None:
 @click.argument("topology")
 @_WORK
 @click.option("--injector", required=True)
-def receiver(topology: str, work: Path, injector: str) -> None:
-    """The process of a run that is pushed to."""
+@click.option("--drain", is_flag=True)
+@config_option("Settings (photon.toml) with [imports].")
+def receiver(topology: str, work: Path, injector: str, drain: bool, config: Path | None) -> None:
+    """The process of a run that is pushed to, or copies sources."""
     from millwheel.code import load_kept
     from millwheel.push import PushedLogs, PushServer
-    from millwheel.worker import pushed_logs
+    from millwheel.worker import received_logs
 
     die_with_parent()
     logging.basicConfig()
-    found = load_kept(topology, work).injectors[injector]
+    found, received = load_kept(topology, work).injectors[injector], received_logs(work, injector)
+    if found.imported:
+        return _copy(found, received, load_settings(config).imports, drain)
     network = network_of(Settings(tls=found.tls))
-    server = PushServer(PushedLogs(pushed_logs(work, injector), SystemClock()), found.listen, network)
+    server = PushServer(PushedLogs(received, SystemClock()), found.listen, network)
     on_signals(server.stop, signal.SIGTERM)
     server.run()
+
+
+def _copy(found: Logs, received: Path, settings: Imports, drain: bool) -> None:
+    """Until SIGTERM."""
+    from photon.connect.importer import Import
+
+    notices = Notices("importer")
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    on_signals(lambda: ended.put(None), signal.SIGTERM)
+    with DirectoryLock(received), ExitStack() as running:
+        for text in found.patterns:
+            told = notices.tell, ended.put, lambda: True, notices.lines
+            one = Import(text, "", received, found.fields, settings, drain, *told)
+            running.callback(one.stop)
+            one.start()
+        if (error := ended.get()) is not None:
+            raise error
 
 
 @group.command("push")
@@ -438,10 +463,17 @@ def _because(held: dict[str, Any]) -> str:
             files, missing = ("", "") if which is None else (", ".join(held[which]), _MISSING[which])
             percentile = held.get("percentile")
             unreadable = "".join(f"; {file}: {why}" for file, why in held.get("unreadable", {}).items())
+            copies = "".join(
+                f"; {one['copies']} has all up to "
+                + (show_time(one["upto_us"]) if one["upto_us"] else "no time that is known yet")
+                + (f" ({one['trouble']})" if one["trouble"] else "")
+                for one in held.get("copies", ())
+            )
             return (
                 f"{where}, its logs"
                 + (f" ({missing}: {files})" if files else " (read to their end)")
                 + unreadable
+                + copies
                 + (
                     f"; lines more than {held['lateness_s']:,.3f} s late are left behind ({percentile:g} %)"
                     if percentile

@@ -12,7 +12,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,16 +35,18 @@ from millwheel.machines import (
     unlike,
 )
 from millwheel.push import PushedLogs
-from millwheel.topology import DEAD_LETTERS, Topology, dead_letters
-from millwheel.worker import pushed_logs, shared_store
+from millwheel.topology import DEAD_LETTERS, Logs, Topology, dead_letters
+from millwheel.worker import received_logs, shared_store
 from photon.cluster.begun import Begun
 from photon.cluster.master import Master
 from photon.cluster.preflight import check_matches
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
+from photon.connect.importer import forget_known
+from photon.connect.uris import make_source
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
-from photon.core.errors import PhotonError, StorageError, UsageError
+from photon.core.errors import PhotonError, StorageError, UnavailableError, UsageError
 from photon.core.settings import load_settings
 from photon.rpc.network import Network, network_of
 
@@ -90,10 +92,8 @@ class WheelRun:
         self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
-        injectors = self._topology.injectors.values()
-        begins = not (stores or machine or history or (work / "state").exists())
-        if begins and not follow and not any(injector.listen for injector in injectors):
-            check_matches("log", [pattern for injector in injectors for pattern in injector.patterns])
+        if not (stores or machine or history or (work / "state").exists()):
+            _check_logs(self._topology.injectors.values(), follow)
         self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
@@ -273,12 +273,19 @@ class WheelRun:
         with storage_errors(self._work):
             write_file(self._work / code.FILE, self._code)
         for name, injector in self._topology.injectors.items():
-            if injector.listen and f"receiver-{name}" not in self._supervisor.children:
+            if f"receiver-{name}" in self._supervisor.children:
+                continue
+            received = received_logs(self._work, name)
+            for copies in injector.copies(received):
+                forget_known(copies)
+            if injector.listen:
                 # Before anybody looks: what was pushed in time must not come late because of a crash.
-                PushedLogs(pushed_logs(self._work, name), SystemClock()).close()
-                if self._follow:
-                    arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
-                    self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
+                PushedLogs(received, SystemClock()).close()
+            if injector.imported or (injector.listen and self._follow):
+                arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
+                arguments += ["--injector", name, *([] if self._follow else ["--drain"])]
+                arguments += ["--config", str(self._config)] if self._config else []
+                self._supervisor.start(f"receiver-{name}", arguments)
         lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
         given = {
             "owners": now.shares.owners,
@@ -483,16 +490,27 @@ def _network(machine: str, workers: int, shared: bool, config: Path | None, topo
     if port + workers > _PORT_MAX:
         raise UsageError(f"--machine {machine}: the next {workers} ports are its workers': give a lower one")
     for name, injector in topology.injectors.items():
-        if injector.listen:
-            raise UsageError(
-                f"injector '{name}' is pushed to, and keeps that on one machine: leave --machine out"
-            )
+        if injector.listen or injector.imported:
+            how = "is pushed to" if injector.listen else "copies its source"
+            raise UsageError(f"injector '{name}' {how}, and keeps that on one machine: leave --machine out")
     if DEAD_LETTERS not in topology.sinks:
         raise UsageError(
             "dead letters of a run on several machines need a place that all of them reach: add to the "
             f'topology\'s sinks "{DEAD_LETTERS}": LogSink(DIRECTORY)'
         )
     return network
+
+
+def _check_logs(injectors: Collection[Logs], follow: bool) -> None:
+    """Of a run that has not begun. UsageError where there is nothing to be read, or never can be."""
+    if not follow and not any(injector.listen or injector.imported for injector in injectors):
+        check_matches("log", [pattern for injector in injectors for pattern in injector.patterns])
+    for injector in injectors:
+        for text in injector.patterns if injector.imported else ():
+            with contextlib.closing(make_source(text, injector.fields)) as source:
+                if not follow:
+                    with contextlib.suppress(UnavailableError):  # it is waited for
+                        source.open({}, True)
 
 
 class Trial(NamedTuple):

@@ -127,6 +127,8 @@ def _drained(source: Source, after: Mapping[str, int]) -> list[Batch]:
             raise _BrokenError(f"it is {source.state().value} for {STILL_S_MAX:g} s and brings nothing")
     if source.read(0.0):
         raise _BrokenError("it was finished, and brought more")
+    if not 0 <= source.known_to() <= time.time_ns() // 1_000:
+        raise _BrokenError(f"it is known to {source.known_to()} us, which is to come, or before 1970")
     return found
 
 

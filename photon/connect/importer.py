@@ -7,6 +7,8 @@ the last whole one: nothing is left out, and no line is written twice (but where
 
 The place is durable before the lines are appended, and the lines before the source is told; so two syncs a
 turn, whatever the number of records.
+
+Who computes by time asks of copies up to when they have all (`known_to`): the promise stands beside them.
 """
 
 import contextlib
@@ -29,7 +31,7 @@ from photon.connect.uris import is_source, make_source, parse_uri
 from photon.core.clock import Background, Backoff
 from photon.core.disk import LmdbFile, make_directory, storage_errors
 from photon.core.errors import PhotonError, StorageError, UnavailableError, UsageError, told
-from photon.core.settings import Settings
+from photon.core.settings import Imports, Settings
 from photon.logs.writer import LogPosition, RotatingLog
 
 STRIPES: Final = 4
@@ -72,6 +74,34 @@ def patterns_of(
 ) -> list[str]:
     """Globs of log files: of the copies of those that are imported; the others as they are."""
     return [str(copies_of(directory, side, text) / "*.jsonl") if imported(text) else text for text in texts]
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """What copies have: all that their source got before `upto_us`, once each of their logs is read up to its
+    end: file and offset. `trouble`: why they have no more. `notices`: the last ones."""
+
+    upto_us: int = 0
+    ends: tuple[tuple[str, int], ...] = ()
+    finished: bool = False
+    trouble: str = ""
+    notices: tuple[str, ...] = ()
+
+
+_known: Final = msgspec.json.Decoder(Known).decode
+_KNOWN: Final = "known.json"
+
+
+def known_to(copies: Path) -> Known:
+    """Of the directory of a source's copies, as its importer told last."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return _known((copies / _KNOWN).read_bytes())
+    return Known()
+
+
+def forget_known(copies: Path) -> None:
+    """Before a run: that a former one had finished says nothing of this one. StorageError."""
+    with storage_errors(copies):
+        (copies / _KNOWN).unlink(missing_ok=True)
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -200,6 +230,17 @@ class Copies:
         self._places |= places
         return dict(places.values())
 
+    def tell(self, upto_us: int, finished: bool, trouble: str, notices: Sequence[str]) -> None:
+        """As `known_to` reads it. Of what is not durable nothing is told; whether this is, does not matter.
+        StorageError."""
+        places = [(log, log.position) for log in self._logs]
+        ends = tuple((log.path(at.file).name, at.offset) for log, at in places)
+        path = self.directory / _KNOWN
+        with storage_errors(path):
+            known = Known(upto_us, ends, finished, trouble, tuple(notices))
+            path.with_suffix(".new").write_bytes(msgspec.json.encode(known))
+            path.with_suffix(".new").replace(path)
+
     def _room(self, log: RotatingLog, size: int) -> LogPosition:
         if log.position.offset and log.position.offset + size > self._file_bytes_max:
             log.rotate()
@@ -214,8 +255,7 @@ class Copies:
                 with storage_errors(path), contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     if number < log.position.file and keep_s and now_s - status.st_mtime > keep_s:
-                        path.unlink()
-                        rows_path(path).unlink(missing_ok=True)
+                        drop_copy(path)
                     else:
                         size += status.st_size
         return size
@@ -224,6 +264,17 @@ class Copies:
         for log in self._logs:
             log.close()
         self._state.close()
+
+
+def drop_copy(path: Path) -> None:
+    """A file of copies that grows no more. OSError."""
+    path.unlink(missing_ok=True)
+    rows_path(path).unlink(missing_ok=True)
+
+
+def stripe_of(path: str) -> str:
+    """What a file of copies has in common with those before and behind it."""
+    return path.rpartition("-")[0]
 
 
 def _key(partition: str) -> bytes:
@@ -251,20 +302,24 @@ class Import:
         text: str,
         side: str,
         directory: Path,
-        settings: Settings,
+        fields: Fields,
+        settings: Imports,
         drain: bool,
         notice: Callable[[str], None],
         fail: Callable[[BaseException], None],
         may_begin: Callable[[], bool] = lambda: True,
+        notices: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """UsageError for a source that can't be; CorruptStateError, StorageError. `fail` is told of what no
-        other try will mend; until `may_begin`, nothing is read."""
+        other try will mend; until `may_begin`, nothing is read. `notices`: the last ones; where they are
+        given, what the copies have is told as `known_to` reads it."""
         self._name, self.side, self._drain = parse_uri(text).shown, side, drain
         self._text = text
-        self._source = make_source(text, fields_of(settings, side))
-        self._directory, self._settings = copies_of(directory, side, text), settings.imports
+        self._source = make_source(text, fields)
+        self._directory, self._settings, self._notices = copies_of(directory, side, text), settings, notices
+        self._known_to = 0
         self._notice, self._fail, self._may_begin = notice, fail, may_begin
-        self._copies = Copies(self._directory, settings.imports.file_bytes_max, text)
+        self._copies = Copies(self._directory, settings.file_bytes_max, text)
         self._opened = False
         self.caught_up = False
         """Whether all but the last records have been copied, once since the start."""
@@ -318,6 +373,7 @@ class Import:
         except Exception as error:
             if told(error) != self.trouble:
                 self._notice(told(error))
+                self._tell(told(error))
             if not isinstance(error, UnavailableError):
                 self._reopen()  # whatever was read and is not in the logs is asked for again
             raise
@@ -353,7 +409,15 @@ class Import:
         self._state = self._source.state()
         few = self._behind is not None and self._behind <= CAUGHT_UP_RECORDS
         self.caught_up |= few or self._state is not State.ACTIVE
+        if self._notices is not None:
+            self._known_to = max(self._known_to, self._source.known_to())
+            self._tell()
         return float("inf") if self.finished else 0.0
+
+    def _tell(self, trouble: str = "") -> None:
+        if self._notices is not None:
+            with contextlib.suppress(StorageError):  # who reads it waits
+                self._copies.tell(self._known_to, self.finished, trouble, self._notices())
 
     def _note_loss(self, loss: Loss) -> None:
         self._lost[loss.partition] += loss.count
@@ -388,7 +452,8 @@ def copying(
     with contextlib.ExitStack() as running:
         for side, texts in sources.items():
             for text in texts:
-                one = Import(text, side, directory, settings, False, notice, failed.append)
+                given = directory, fields_of(settings, side), settings.imports
+                one = Import(text, side, *given, False, notice, failed.append)
                 one.start()
                 running.callback(one.stop)
         yield failed
@@ -403,7 +468,8 @@ def copy_all(
     """
     for text in sources:
         failed: list[BaseException] = []
-        one = Import(text, side, directory, settings, True, notice, failed.append)
+        given = directory, fields_of(settings, side), settings.imports
+        one = Import(text, side, *given, True, notice, failed.append)
         one.start()
         try:
             while not (one.finished or failed):

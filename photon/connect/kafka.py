@@ -24,7 +24,7 @@ from confluent_kafka import (
     TopicPartition,
     Uuid,
 )
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, runs_of, topic_of
 from photon.connect.ports import Batch, Fields, Loss, State, shown
@@ -36,6 +36,8 @@ BYTES_MAX: Final = 8 << 20
 """Of one read, about."""
 PARTITIONS_EVERY_S: Final = 30.0
 """Between two looks for new partitions."""
+ENDS_EVERY_S: Final = 0.25
+"""Between two questions where the partitions end."""
 _NO_VALUE: Final = b"null"  # no event: malformed, so somebody is told
 _PER_MS: Final = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}
 _EOF: Final = KafkaError._PARTITION_EOF
@@ -80,6 +82,14 @@ class KafkaSource:
         self._amiss = False
         """A record could not be read, or the topic is another: all begins anew at the places."""
         self._error: PhotonError | None = None
+        self._admin: Any = None
+        self._asked: dict[TopicPartition, Any] = {}
+        """Where partitions end: answers that are to come, of a question at `_asked_us`."""
+        self._asked_us, self._asked_s = 0, float("-inf")
+        self._promised: dict[int, tuple[int, int]] = {}
+        """Partition -> a time, and where it ended then, while it is not read to there."""
+        self._known: dict[int, int] = {}
+        """Partition -> up to when all is read, microseconds since 1970."""
         self._next: dict[int, int] = {}
         self._ends: dict[int, int] = {}
         """Where each partition ended at the last look; where `drain`, when this was opened: that is all."""
@@ -102,6 +112,7 @@ class KafkaSource:
             self._consumer = made(self._uri, Consumer, self._settings)
         self._fresh = False
         self._id, self._next, self._ends = None, {}, {}
+        self._promised, self._known = {}, {}
         self._take_partitions()
         self._amiss = False
 
@@ -117,9 +128,7 @@ class KafkaSource:
             if topic.error is not None:
                 raise in_words(self._uri, topic.error)
             asked = TopicCollection([self._topic])
-            # Else it logs each setting that is a consumer's.
-            admin = made(self._uri, AdminClient, {**self._given, "log_level": 3})
-            known = admin.describe_topics(asked, request_timeout=ASK_S)[self._topic].result()
+            known = self._asks.describe_topics(asked, request_timeout=ASK_S)[self._topic].result()
         except KafkaException as error:
             raise in_words(self._uri, error) from error
         found = "" if str(known.topic_id) == _NO_ID else str(known.topic_id)
@@ -142,6 +151,13 @@ class KafkaSource:
             self._consumer.incremental_assign([TopicPartition(self._topic, partition, start)])
             self._next[partition], self._ends[partition] = start, end
             self._places[partition] = found, start - 1
+
+    @property
+    def _asks(self) -> Any:
+        if self._admin is None:
+            # Else it logs each setting that is a consumer's.
+            self._admin = made(self._uri, AdminClient, {**self._given, "log_level": 3})
+        return self._admin
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         try:
@@ -194,6 +210,9 @@ class KafkaSource:
         # Its end may stand in the same answer, behind marks of transactions.
         self._next[partition] = max(self._next[partition], numbers[-1] + 1)
         self._places[partition] = self._id or "", numbers[-1]
+        kind, at_ms = records[-1].timestamp()
+        if kind != TIMESTAMP_NOT_AVAILABLE:
+            self._known[partition] = max(self._known.get(partition, 0), at_ms * 1_000)
         runs = tuple((first, last - first + 1) for first, last in runs_of(numbers))
         return Batch(self._name(partition), lines + b"\n", runs)
 
@@ -215,6 +234,26 @@ class KafkaSource:
                 self._ends[partition] = max(self._ends[partition], high)
         return sum(max(0, end - self._next[partition]) for partition, end in self._ends.items())
 
+    def known_to(self) -> int:
+        """Of a partition that is read to its end, when this was asked for; else as its records' timestamps
+        say."""
+        now_us, now_s = time.time_ns() // 1_000, time.monotonic()
+        if self._asked and all(answer.done() for answer in self._asked.values()):
+            for asked, answer in self._asked.items():
+                with contextlib.suppress(KafkaException):
+                    self._promised.setdefault(asked.partition, (self._asked_us, answer.result().offset))
+            self._asked = {}
+        if not self._asked and now_s - self._asked_s >= ENDS_EVERY_S and self._next:
+            self._asked_us, self._asked_s = now_us, now_s
+            partitions = [TopicPartition(self._topic, partition) for partition in self._next]
+            ends = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            self._asked = self._asks.list_offsets(ends, request_timeout=ASK_S)
+        for partition, (at_us, end) in list(self._promised.items()):
+            if self._next.get(partition, -1) >= end:
+                self._known[partition] = max(self._known.get(partition, 0), at_us)
+                del self._promised[partition]
+        return min(now_us, min((self._known.get(partition, 0) for partition in self._next), default=0))
+
     def kept(self, upto: Mapping[str, int]) -> None:
         places = [TopicPartition(self._topic, _partition(name), number + 1) for name, number in upto.items()]
         with contextlib.suppress(KafkaException):  # for others to look at
@@ -223,7 +262,7 @@ class KafkaSource:
     def close(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
-            self._consumer = None
+            self._consumer = self._admin = None
 
     def _name(self, partition: int) -> str:
         return f"{self._topic}-{partition}" + (f"\0{self._id}" if self._id else "")

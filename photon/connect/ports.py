@@ -90,6 +90,11 @@ class Source(Protocol):
         """How many records are known and not read; None where nobody knows."""
         ...
 
+    def known_to(self) -> int:
+        """`read` has returned all that the source got before this time, microseconds since 1970, or about so;
+        0 where nobody knows. Computations' low watermarks follow it (MillWheel 5.2)."""
+        ...
+
     def kept(self, upto: Mapping[str, int]) -> None:
         """The records of these partitions are durable here, up to the number told. It may tell others."""
         ...

@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 import msgspec
 
-from photon.connect.importer import SIDES, Import
+from photon.connect.importer import SIDES, Import, fields_of
 from photon.core.disk import DirectoryLock
 from photon.core.settings import Settings
 from photon.core.status import Notices
@@ -51,8 +51,9 @@ class ImporterServer(importer_pb2_grpc.ImporterServicer):
         for side in SIDES:
             may_begin = self._have_primaries if side == "foreign" else lambda: True
             for text in sources.get(side, ()):
-                told = (self._notices.tell, fail, may_begin)
-                self._imports.append(Import(text, side, directory, settings, drain, *told))
+                given = directory, fields_of(settings, side), settings.imports
+                told = self._notices.tell, fail, may_begin
+                self._imports.append(Import(text, side, *given, drain, *told))
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
         self._rpc.add(importer_pb2_grpc.add_ImporterServicer_to_server, self, "photon.importer.v1.Importer")
 

@@ -72,6 +72,8 @@ class WholeFiles:
         self._current: tuple[str, IO[bytes], Iterator[Rows]] | None = None
         self._row = 0
         self._looked_s = float("-inf")
+        self._looked_us = self._known_us = 0
+        """When it looked last, and up to when all files that there were are read."""
         self._failed: UsageError | UnavailableError | None = None
         """To be told once what was read before it is taken."""
 
@@ -87,7 +89,7 @@ class WholeFiles:
     def _look(self) -> None:
         if time.monotonic() < self._looked_s + self._shelf.look_every_s or (self._drain and self._read):
             return
-        self._looked_s = time.monotonic()
+        self._looked_s, self._looked_us = time.monotonic(), time.time_ns() // 1_000
         for name, version in self._shelf.find().items():
             if version != self._read.get(name):
                 self._read[name] = version
@@ -118,6 +120,8 @@ class WholeFiles:
             if batch is not None:
                 batches.append(batch)
                 rows, size = rows + batch.runs[0][1], size + len(batch.lines)
+        if not (self._waiting or self._failed):
+            self._known_us = self._looked_us
         return batches
 
     def _next(self) -> Batch | None:
@@ -181,6 +185,9 @@ class WholeFiles:
 
     def behind(self) -> int | None:
         return None if self._waiting else 0
+
+    def known_to(self) -> int:
+        return self._known_us
 
     def kept(self, upto: Mapping[str, int]) -> None:
         pass

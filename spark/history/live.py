@@ -81,9 +81,9 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_live(topology: Topology) -> None:
     """TopologyError for what Spark can't run, with the reason."""
-    check(topology, {})
     for name, injector in topology.injectors.items():
         why = {
+            "it copies its sources, which `photon millwheel run` does": injector.imported,
             "it is pushed to: have `photon millwheel run` receive it, or log it": injector.listen,
             'silent="hold" goes by the last line of each log': injector.silent == "hold",
             "a percentile goes by the lines of all logs": injector.percentile is not None,
@@ -95,6 +95,7 @@ def check_live(topology: Topology) -> None:
                     f"injector '{name}': {reason}, and a query of Spark's knows how long its logs are and "
                     "no more when a batch begins; use `photon millwheel run`"
                 )
+    check(topology, {})
 
 
 def live(

@@ -266,6 +266,12 @@ def check(topology: Topology, inputs: Mapping[str, object]) -> None:
         if name not in topology.injectors:
             there = ", ".join(f"'{name}'" for name in topology.injectors)
             raise UsageError(f"--input {name}=...: no such injector; there are {there}")
+    for name, injector in topology.injectors.items():
+        if injector.imported and name not in inputs:
+            raise TopologyError(
+                f"injector '{name}' copies its source, from which Spark does not read: say where its logs "
+                f"are, --input {name}=..."
+            )
     for name, made in topology.computations.items():
         if made.computation.asks_outside:
             raise TopologyError(

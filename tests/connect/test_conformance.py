@@ -57,11 +57,19 @@ class Numbers:
     def behind(self):
         return None
 
+    def known_to(self):
+        return 0
+
     def kept(self, upto):
         pass
 
     def close(self):
         pass
+
+
+class InMilliseconds(Numbers):
+    def known_to(self):
+        return 1 << 60
 
 
 class OneMore(Numbers):
@@ -160,6 +168,7 @@ def test_an_honest_source_passes(source):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
+        (InMilliseconds, "it is known to 1152921504606846976 us, which is to come"),
         (OneMore, "a: opened behind 10, it does not bring 11 as it did"),
         (Skips, "a: opened behind 10, it does not bring 11 as it did"),
         (Repeats, "a: record 15 comes behind 15"),

@@ -9,13 +9,14 @@ import pytest
 from photon.connect import importer
 from photon.connect import server as importer_server
 from photon.connect.importer import Copies, Import, copies_of
-from photon.connect.ports import Batch, Loss, State
+from photon.connect.ports import Batch, Fields, Loss, State
 from photon.connect.rows import place_of
 from photon.connect.server import ImporterServer
 from photon.core.errors import CorruptStateError, DiskFullError, UnavailableError, UsageError
 from photon.core.settings import Imports, Settings
 from tests.waiting import wait_until
 
+FIELDS = Fields(("id",), "ts", "us")
 FILE_BYTES = 200
 
 
@@ -251,9 +252,8 @@ def imported(tmp_path, monkeypatch):
 
     def run(source, until, **settings):
         notices, failures = [], []
-        given = Settings(imports=Imports(**settings))
         monkeypatch.setattr(importer, "make_source", lambda *_: source)
-        arguments = ("kafka://h/t", "primary", tmp_path, given, True)
+        arguments = ("kafka://h/t", "primary", tmp_path, FIELDS, Imports(**settings), True)
         one = Import(*arguments, notices.append, failures.append)
         made.append(one)
         one.start()

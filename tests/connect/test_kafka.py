@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,64 @@ def test_an_open_transaction_is_not_waited_for_nor_read(topic, broker, produced,
     other.abort_transaction()
 
 
+def known_after(source, reads):
+    """Up to when it knows all, in milliseconds, once `reads` says so of it."""
+    known = []
+
+    def knows():
+        source.read(0.05)
+        known.append(source.known_to() // 1_000)
+        return reads(known[-1])
+
+    wait_until(knows)
+    return known[-1]
+
+
+def now_ms():
+    return time.time_ns() // 1_000_000
+
+
+def test_what_is_read_to_its_end_is_known_up_to_now_and_an_open_transaction_holds_that(
+    topic, broker, produced, source
+):
+    from confluent_kafka import Producer
+
+    name, one, began = topic(2), None, now_ms()
+    produced(name, [b'{"n":0}'], timestamp=1_000)
+    one = source(name)
+    one.open({}, False)
+    assert one.known_to() == 0
+    assert began <= known_after(one, lambda known: known > began) <= now_ms()
+    other = Producer({"bootstrap.servers": broker.address, "transactional.id": "held"})
+    other.init_transactions(60)
+    other.begin_transaction()
+    other.produce(name, b'{"n":1}', partition=1)
+    other.flush()
+    written, looks = now_ms(), []
+    while len(looks) < 30:
+        one.read(0.05)
+        looks.append(one.known_to() // 1_000)
+    assert max(looks) <= written  # its records may yet be committed, and are older than now
+    other.commit_transaction()
+    assert known_after(one, lambda known: known > written) <= now_ms()
+
+
+def test_what_is_not_read_to_its_end_is_known_as_its_records_say(topic, produced, source):
+    name, one = topic(2), None
+    for second in range(3):
+        produced(name, [b'{"n":0}'] * 300, timestamp=1_000 * second + 1)
+    produced(name, [b'{"n":0}'], partition=1, timestamp=500_000)
+    one = source(name)
+    one.open({}, False)
+    one._asked_s = float("inf")  # it never asks where they end
+    known = []
+    while one.behind():
+        one.read(0.5)
+        known.append(one.known_to() // 1_000)
+    assert known == sorted(known)
+    assert {0, 2_001} <= set(known) <= {0, 1, 1_001, 2_001}
+
+
 def test_a_value_is_one_line_whatever_it_is(topic, produced, source):
     name = topic()
     produced(name, [b'{\n "a": "b\\n"\n}', None, b"", b"no json"])
@@ -121,6 +180,7 @@ def test_keys_times_and_headers_become_fields(topic, produced, source):
 class Record:
     def __init__(self, value, key):
         self.value, self.key = lambda: value, lambda: key
+        self.timestamp = lambda: (0, -1)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import errno
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,6 +109,28 @@ def test_a_file_that_is_none_holds_up_no_other(tmp_path):
         told.append(str(error.value))
     assert "a.csv is gone" in told[-1]
     assert source.read(0.0) == [] and source.state() is State.IDLE
+    source.close()
+
+
+def test_files_are_known_up_to_the_last_look_once_all_are_read(tmp_path):
+    (tmp_path / "a.csv").write_text("id,ts\n1,2\n")
+    (tmp_path / "b.csv").write_text("id,ts\n3\n")
+    began = time.time_ns() // 1_000
+    source = make_source(str(tmp_path / "*.csv"), FIELDS)
+    source.open({}, drain=False)
+    for _ in range(3):
+        with contextlib.suppress(UnavailableError):
+            source.read(0.0)
+        assert source.known_to() == 0  # one can't be read
+    (tmp_path / "b.csv").write_text("id,ts\n3,4\n")
+
+    def known():
+        with contextlib.suppress(UnavailableError):
+            source.read(0.05)
+        return source.known_to()
+
+    wait_until(known, 30.0)
+    assert began <= source.known_to() <= time.time_ns() // 1_000
     source.close()
 
 

@@ -46,14 +46,17 @@ class System:
     def start(self, *words, name=NAME, told=None, work="work"):
         """`told`: a file for what it tells on the way."""
         with told.open("w") if told else contextlib.nullcontext(subprocess.PIPE) as errors:
-            self._process = subprocess.Popen(
-                self.command("run", name, "--work", work, "--json", *words),
-                cwd=self.directory,
-                env=self.environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            return self.start_as("run", name, "--work", work, "--json", *words, errors=errors)
+
+    def start_as(self, *words, errors=subprocess.PIPE):
+        self._process = subprocess.Popen(
+            self.command(*words),
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
         return self._process
 
     def run(self, *words, status=0, name=NAME):

@@ -232,7 +232,7 @@ def test_a_file_is_pushed_and_what_it_grew_by_and_the_disk_does_not_fill(system)
     assert system.push(system.listen, "logs/a.jsonl") == "pushed 0 bytes\n"
     system.write("a.jsonl", lines[390:], "a")
     system.push(system.listen, "logs/a.jsonl")
-    pushed = system.directory / "work/pushed/clicks"
+    pushed = system.directory / "work/received/clicks"
     wait_until(lambda: [path.name for path in pushed.glob("*.jsonl")] == ["pushed-0-000001.jsonl"])
     system.stop()
     system.run(name=PUSHED)

@@ -336,7 +336,7 @@ def test_what_was_pushed_and_read_is_spent_once_its_file_is_complete(tmp_path):
     place = begin(sink, "pushed", 0)
     files = SinkFiles(sink, "pushed", 0, place, [])
     read = Read(tmp_path)
-    read.source = read._opened(Logs((), "ts", listen="127.0.0.1:1").within(str(tmp_path / "x")))
+    read.source = read._opened(Logs((), "ts", listen="127.0.0.1:1").within(tmp_path / "x"))
     for number in range(3):
         files.append(Lines("pushed", number, b'{"k": "%060d", "ts": 1}\n' % number))
     assert read.read() == 3

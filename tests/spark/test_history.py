@@ -272,6 +272,10 @@ def test_what_asks_outside_or_is_not_there_is_refused():
     from spark.history.run import check
     from tests.spark.histories import DECLARED
 
+    copied = replace(COUNTS, injectors={"clicks": Logs("kafka://h:1/t", "ts")})
+    with pytest.raises(TopologyError, match=r"say where its logs are, --input clicks=\.\.\."):
+        check(copied, {})
+    check(copied, {"clicks": ("logs/*.jsonl",)})
     with pytest.raises(TopologyError, match="asks or changes something outside"):
         check(DECLARED, {})
     with pytest.raises(UsageError, match="no such injector; there are 'clicks'"):

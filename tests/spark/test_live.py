@@ -222,6 +222,7 @@ def test_what_can_not_be_is_refused_before_spark_starts(tmp_path, monkeypatch, r
 def test_what_spark_can_not_run_is_refused_with_the_reason(tmp_path):
     for injector, why in (
         (Push("127.0.0.1:7100", "ts"), "it is pushed to"),
+        (Logs("kafka://h:1/t", "ts"), "it copies its sources"),
         (Logs("logs/*", "ts", silent="hold"), 'silent="hold" goes by the last line'),
         (Logs("logs/*", "ts", percentile=99.0, lateness_s=5), "a percentile"),
         (Logs("logs/*", "ts", expected=("logs/0*",)), "expected files"),

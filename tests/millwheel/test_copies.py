@@ -1,0 +1,221 @@
+"""Injectors whose records come through copies: the low watermark follows what their importer promises."""
+
+import json
+import re
+
+import pytest
+
+from millwheel import Computation, Input, Logs, Topology, TopologyError, node
+from millwheel.computation import BEFORE, NEVER
+from millwheel.engine.store import POSITION
+from millwheel.sources import LogSource
+from photon.connect.importer import Copies, drop_copy, forget_known, known_to
+from photon.connect.ports import Batch
+from photon.core.clock import ManualClock
+from photon.logs.shares import slot_of
+
+URI = "kafka://broker:9092/clicks"
+FILE_BYTES = 400
+
+
+class Copied:
+    """The copies of one source, as an importer makes them, and a worker that reads them."""
+
+    def __init__(self, received, mine=lambda _: True, lateness_s=0.0):
+        injector = Logs(URI, time="ts", unit="s", lateness_s=lateness_s)
+        (self.directory,) = injector.copies(received)
+        self.copies = Copies(self.directory, FILE_BYTES, URI)
+        self.told, self.clock, self._next = [], ManualClock(), {}
+        self._injector, self._spool, self.rows = injector.within(received), received / "spool", {}
+        self.open(mine)
+
+    def open(self, mine):
+        rows = [(row, packed) for row, packed in self.rows.items() if packed and row.startswith(POSITION)]
+        self.source = LogSource(
+            "clicks", 0, self._injector, {0: Input("clicks", key="k", value=None)}, rows, mine, 1, True,
+            self._spool, self.clock, lambda: None, self.told.append, None, True,
+        )  # fmt: skip
+
+    def copy(self, partition, *seconds):
+        lines = b"".join(json.dumps({"k": "k", "ts": second}).encode() + b"\n" for second in seconds)
+        first = self._next.get(partition, 0)
+        self._next[partition] = first + len(seconds)
+        self.copies.append([Batch(partition, lines, ((first, len(seconds)),))])
+
+    def promise(self, seconds, finished=False, trouble="", notices=()):
+        self.copies.tell(seconds * 1_000_000, finished, trouble, notices)
+
+    def look(self):
+        self.clock.advance(1.0)
+        self.rows |= self.source.look()
+
+    def read(self, most=100):
+        found = 0
+        while found < most and (injection := self.source.read(1e-6)) is not None:
+            found += sum(map(len, injection.records.values()))
+            self.rows |= injection.positions
+        return found
+
+    @property
+    def bound(self):
+        bound = self.source.bound()
+        return bound if bound in (BEFORE, NEVER) else bound / 1_000_000
+
+
+@pytest.fixture
+def copied(tmp_path):
+    return Copied(tmp_path)
+
+
+def test_what_was_read_to_its_end_is_as_far_as_was_promised(copied):
+    copied.copy("a", 5, 9)
+    copied.look()
+    assert copied.read() == 2
+    copied.look()
+    assert copied.bound == BEFORE  # nothing was promised, whatever the lines say
+    copied.promise(7)
+    copied.look()
+    assert copied.bound == 7
+
+
+def test_a_promise_counts_once_all_that_it_is_about_was_read(tmp_path):
+    copied = Copied(tmp_path, lateness_s=2)
+    copied.copy("a", 5, 9)
+    copied.copy("b", 1, 2, 3)
+    copied.promise(10)
+    copied.look()
+    assert copied.bound == BEFORE
+    while copied.read(1):
+        copied.look()
+        unread = sum(size - copied_to(copied, path) for path, size in sizes(copied))
+        assert copied.bound == (BEFORE if unread else 8)
+    assert copied.bound == 8
+
+
+def copied_to(copied, path):
+    return next((state.offset for state in copied.source._known.values() if state.name == path), 0)
+
+
+def sizes(copied):
+    return [(str(path), path.stat().st_size) for path in copied.directory.glob("*.jsonl")]
+
+
+def test_an_earlier_promise_is_kept_though_later_ones_never_are(copied):
+    """Under load the copies are always a little ahead."""
+    copied.copy("a", 1)
+    copied.promise(1)
+    copied.look()
+    for second in range(2, 40):
+        copied.copy("a", second)
+        copied.promise(second)
+        copied.look()
+        copied.read(1)
+    copied.look()
+    assert copied.bound >= 1
+
+
+def test_a_partition_that_lags_is_not_late_though_its_log_has_newer_lines(copied):
+    copied.copy("a", 1_000)
+    for partition in "bcd":  # the other logs
+        copied.copy(partition, 1_000)
+    copied.copy("e", 10)
+    copied.promise(10)
+    copied.look()
+    copied.read()
+    copied.look()
+    assert copied.bound == 10
+
+
+def test_copies_that_are_finished_are_the_end(copied):
+    copied.copy("a", 1)
+    copied.promise(3, finished=True)
+    copied.look()
+    assert copied.bound == BEFORE
+    copied.read()
+    copied.look()
+    assert copied.bound == NEVER
+
+
+def test_what_a_former_run_had_finished_is_forgotten(copied):
+    copied.promise(3, finished=True)
+    forget_known(copied.directory)
+    copied.look()
+    assert copied.bound == BEFORE
+    forget_known(copied.directory)
+
+
+def test_a_promise_that_was_half_written_is_none(copied):
+    (copied.directory / "known.json").write_bytes(b'[3,[["0-')
+    assert known_to(copied.directory).ends == ()
+
+
+def test_workers_share_the_copies_by_log_and_each_is_held_by_its_own(tmp_path):
+    copied = Copied(tmp_path)
+    for partition in "abcd":
+        copied.copy(partition, *range(30))  # several files
+        copied.copy(partition, *range(30))
+    copied.promise(30)
+    logs = {slot_of(str(copied.directory / str(stripe)), 1024) for stripe in range(4)}
+    own = min(logs)
+    copied.open(lambda slot: slot == own)
+    copied.look()
+    assert copied.read() == 60
+    copied.look()
+    assert copied.bound == 30
+    copied.open(lambda slot: slot not in logs)  # it reads none of them
+    copied.look()
+    assert (copied.read(), copied.bound) == (0, 30)
+
+
+def test_files_that_were_read_and_grow_no_more_are_deleted_and_nothing_is_copied_or_read_again(copied):
+    for second in range(60):
+        copied.copy("a", second)
+    copied.promise(60)
+    copied.look()
+    assert copied.read() == 60
+    spent = copied.source.spent()
+    assert {path.name for path in spent} == {f"0-{number:06d}.jsonl" for number in range(len(spent))}
+    for path in spent:
+        drop_copy(path)
+    copied.look()
+    assert copied.bound == 60
+    copied.copies.close()
+    copied.copies = Copies(copied.directory, FILE_BYTES, URI)
+    assert copied.copies.after == {"a": 59}
+    copied.open(lambda _: True)
+    copied.copy("a", 60)
+    copied.promise(61)
+    copied.look()
+    assert copied.read() == 1
+    copied.look()
+    assert copied.bound == 61
+
+
+def test_what_the_importer_tells_is_told_and_why_it_has_no_more(copied):
+    copied.copy("a", 1)
+    copied.promise(1, trouble="no broker", notices=["a has records 3 to 5 no more"])
+    copied.look()
+    assert copied.told == ["a has records 3 to 5 no more"]
+    (why,) = copied.source.why()["copies"]
+    assert (why["copies"], why["upto_us"], why["trouble"]) == (str(copied.directory), 1_000_000, "no broker")
+
+
+class Seen(Computation[int]):
+    def process_record(self, record, ctx):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("paths", "more", "told"),
+    [
+        ((URI, "logs/*.jsonl"), {}, "some of its paths are log files: make them an injector of their own"),
+        (URI, {"silent": "hold"}, 'silent="hold" goes by the last line of each log'),
+        (URI, {"expected": ("a*",)}, "expected files are those of logs"),
+        ("exports/*.csv", {"listed": True}, "listed files are those of sinks and joined logs"),
+        ("pulsar://h/t", {}, "nothing is known by 'pulsar://'; known are kafka://"),
+        ("postgresql://h/d", {}, "postgresql://h/d can be a sink only"),
+    ],
+)
+def test_an_injector_that_can_not_be_imported_is_refused(paths, more, told):
+    with pytest.raises(TopologyError, match=f"^injector 'clicks': .*{re.escape(told)}"):
+        Topology({"clicks": Logs(paths, "ts", **more)}, {"seen": node(Seen(), Input("clicks", key="k"))})
