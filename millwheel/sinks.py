@@ -49,7 +49,7 @@ class SinkFiles:
         self._directory = Path(sink.directory)
         self._stem = f"{name}-{lane}"
         position = LogPosition(*_place(place)[:2])
-        self._log = RotatingLog(self._directory, self._stem, sink.file_bytes_max, first=position.file)
+        self._log = RotatingLog(self._directory, self._stem, sink.file_bytes_max, position.file, True)
         self._listed = -1
         self._manifest = self._directory / f"{self._stem}.manifest"
         listed = complete_files(self._manifest)

@@ -464,8 +464,8 @@ def _because(held: dict[str, Any]) -> str:
             percentile = held.get("percentile")
             unreadable = "".join(f"; {file}: {why}" for file, why in held.get("unreadable", {}).items())
             copies = "".join(
-                f"; {one['copies']} has all up to "
-                + (show_time(one["upto_us"]) if one["upto_us"] else "no time that is known yet")
+                f"; in {one['copies']} is "
+                + (f"all up to {show_time(one['upto_us'])}" if one["upto_us"] else "not known how much yet")
                 + (f" ({one['trouble']})" if one["trouble"] else "")
                 for one in held.get("copies", ())
             )

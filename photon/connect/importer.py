@@ -135,7 +135,10 @@ class Copies:
         )
         self._file_bytes_max = file_bytes_max
         self._state = self._file.open(_STATE_BYTES_MAX)
-        self._logs = [RotatingLog(directory, f"{stripe}", file_bytes_max) for stripe in range(STRIPES)]
+        self._logs = [
+            RotatingLog(directory, f"{stripe}", file_bytes_max, read_at_once=True)
+            for stripe in range(STRIPES)
+        ]
         self._places: dict[bytes, tuple[str, int]] = {}
         """By key: a partition, and the number of its last record that is in the logs. One that was made anew
         takes the place of the former."""

@@ -1,6 +1,7 @@
 """Append-only log files that rotate at a maximum size, and the dead letters, written exactly once."""
 
 import base64
+import contextlib
 import os
 import threading
 from collections.abc import Iterable
@@ -30,15 +31,19 @@ class LogPosition:
 class RotatingLog:
     """Files `<directory>/<stem>-000000.jsonl`, `-000001`, ... of which the last one grows.
 
-    For one process and any number of threads. A failed append leaves no partial line behind. After a failed
-    sync nothing is known of what is on disk: every later append and sync raises the same error.
+    For one process and any number of threads. A failed append is taken back. After a failed sync nothing is
+    known of what is on disk: every later append and sync raises the same error.
     """
 
-    def __init__(self, directory: Path, stem: str, file_bytes_max: int, first: int = 0) -> None:
-        """Goes on in the last file there is; in number `first` if that is later."""
+    def __init__(
+        self, directory: Path, stem: str, file_bytes_max: int, first: int = 0, read_at_once: bool = False
+    ) -> None:
+        """Goes on in the last file there is; in number `first` if that is later. `read_at_once`: a reader may
+        be past what an append wrote before it failed, so that stays, as a crash leaves it, and who writes
+        opens the log anew."""
         self.directory = directory
         self._stem = stem
-        self._file_bytes_max = file_bytes_max
+        self._file_bytes_max, self._read_at_once = file_bytes_max, read_at_once
         self._lock = threading.Lock()
         self._failure: StorageError | None = None
         self._turn = threading.Condition()
@@ -78,7 +83,7 @@ class RotatingLog:
 
         They stand together in one file: `len(data)` bytes before that position. `rotate`: in a new one if
         this one would grow too large; not for what completes a line. DiskFullError or
-        StorageError if they could not be written: then none of them is in the file.
+        StorageError if they could not be written: then none of them is in the file (but `read_at_once`).
         """
         with self._lock:
             if rotate and self._size and self._size + len(data) > self._file_bytes_max:
@@ -166,11 +171,13 @@ class RotatingLog:
         try:
             write_all(self._fd, data)
         except OSError as error:
-            failure = storage_error(error, self.path(self._file))
-            try:
-                os.ftruncate(self._fd, self._size)
-            except OSError:
-                self._failure = failure  # a partial line stands there: only a restart can cut it
+            self._failure = failure = storage_error(error, self.path(self._file))
+            if not self._read_at_once:
+                with contextlib.suppress(
+                    OSError
+                ):  # else a partial line stands there: only a restart can cut it
+                    os.ftruncate(self._fd, self._size)
+                    self._failure = None
             raise failure from error
 
     def _sync_all(self) -> LogPosition:

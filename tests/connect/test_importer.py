@@ -14,6 +14,7 @@ from photon.connect.rows import place_of
 from photon.connect.server import ImporterServer
 from photon.core.errors import CorruptStateError, DiskFullError, UnavailableError, UsageError
 from photon.core.settings import Imports, Settings
+from tests.full import full_after
 from tests.waiting import wait_until
 
 FIELDS = Fields(("id",), "ts", "us")
@@ -304,6 +305,27 @@ def test_a_full_disk_loses_nothing(imported, monkeypatch, tmp_path):
     status, notices, _ = imported(Scripted(TURNS[0], TURNS[1], TURNS[1], TURNS[2]), finished)
     assert (status["records"], notices) == (23, ["full"])
     assert copied(copies_of(tmp_path, "primary", "kafka://h/t")) == lines_of(*itertools.chain(*TURNS))
+
+
+@pytest.mark.parametrize("room", range(0, 45, 4))
+def test_what_a_reader_saw_of_an_append_that_failed_stays_and_comes_once(copies, monkeypatch, room):
+    one = copies()
+    one.append([batch("a", (0, 1))])
+    (log,) = [path for path in one.directory.glob("*.jsonl") if path.stat().st_size]
+    following = [batch("a", (1, 2)), batch("b", (5, 1))]
+    seen = []
+    with monkeypatch.context() as full:
+        full_after(full, room, lambda: seen.append(log.read_bytes()))
+        with pytest.raises(DiskFullError):
+            one.append(following)
+    stayed = log.read_bytes()
+    one.close()
+    again = copies()
+    rest = [batch("a", (number, 1)) for number in (1, 2) if number > again.after["a"]]
+    again.append([*rest, *([] if "b" in again.after else [batch("b", (5, 1))])])
+    assert stayed.startswith(seen[0][: seen[0].rfind(b"\n") + 1])
+    assert log.read_bytes().startswith(seen[0][: seen[0].rfind(b"\n") + 1])
+    assert copied(again.directory) == lines_of(batch("a", (0, 1)), *following)
 
 
 def test_what_the_source_has_no_more_is_told_by_number(imported):

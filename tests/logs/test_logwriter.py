@@ -1,15 +1,14 @@
 """Rotating logs: whole lines or none, shared syncs, repair after a crash."""
 
-import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from photon.core import disk
 from photon.core.errors import DiskFullError, StorageError
 from photon.logs.writer import LogPosition, RotatingLog
+from tests.full import full_after, no_space
 
 
 def test_a_log_rotates_before_it_grows_over_its_size_and_splits_no_append(tmp_path):
@@ -65,14 +64,27 @@ def test_truncate_cuts_later_files_too(tmp_path):
 def test_a_failed_append_leaves_no_partial_line_and_the_next_one_works(tmp_path, monkeypatch):
     log = RotatingLog(tmp_path, "a", 100)
     log.append(b"one\n")
-    real = os.write
     with monkeypatch.context() as full:
-        answers = iter([lambda fd, data: real(fd, data[:2]), lambda *_: no_space()])
-        full.setattr(disk.os, "write", lambda fd, data: next(answers)(fd, data))
+        full_after(full, 2)
         with pytest.raises(DiskFullError, match=r"a-000000\.jsonl: no space left"):
             log.append(b"two\n")
     log.append(b"three\n")
     assert log.path(0).read_bytes() == b"one\nthree\n"
+
+
+def test_what_was_written_of_an_append_stays_where_a_reader_may_be_past_it(tmp_path, monkeypatch):
+    log = RotatingLog(tmp_path, "a", 100, read_at_once=True)
+    log.append(b"one\n")
+    with monkeypatch.context() as full:
+        full_after(full, 6)
+        with pytest.raises(DiskFullError):
+            log.append(b"two\nthree\n")
+    for act in (log.sync, lambda: log.append(b"four\n"), log.rotate):
+        with pytest.raises(DiskFullError):
+            act()
+    assert log.path(0).read_bytes() == b"one\ntwo\nth"
+    again = RotatingLog(tmp_path, "a", 100, read_at_once=True)
+    assert (again.cut_torn_line(), again.append(b"three\n")) == (2, LogPosition(0, 14))
 
 
 def test_after_a_failed_sync_nothing_is_written_or_synced_any_more(tmp_path, monkeypatch):
@@ -85,10 +97,6 @@ def test_after_a_failed_sync_nothing_is_written_or_synced_any_more(tmp_path, mon
     for act in (log.sync, lambda: log.append(b"two\n"), log.rotate):
         with pytest.raises(DiskFullError):
             act()
-
-
-def no_space():
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_threads_that_wait_together_share_a_sync(tmp_path, monkeypatch):

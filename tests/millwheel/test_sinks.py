@@ -9,7 +9,8 @@ from millwheel import sinks
 from millwheel.engine.wheel import Lines
 from millwheel.sinks import SinkFiles, begin
 from millwheel.topology import LogSink
-from photon.core.errors import UsageError
+from photon.core.errors import DiskFullError, UsageError
+from tests.full import full_after
 from tests.seeds import seeds
 
 
@@ -52,6 +53,22 @@ def lines_of(dice):
     return b"".join(
         b"%d\n" % dice.randrange(10 ** dice.randrange(1, 40)) for _ in range(dice.randrange(1, 5))
     )
+
+
+@pytest.mark.parametrize("room", range(9))
+def test_what_a_reader_saw_before_the_disk_was_full_stays_and_comes_once(tmp_path, monkeypatch, room):
+    store = Store(tmp_path)
+    store.append(b"1\n")
+    seen = []
+    with monkeypatch.context() as full:
+        full_after(full, room, lambda: seen.append(store.written()))
+        with pytest.raises(DiskFullError):
+            store.append(b"22\n333\n4\n")
+    at_once = store.written()
+    store.files.close()
+    store.files = store.opened()
+    assert at_once.startswith(seen[0])
+    assert store.written() == store.all
 
 
 @seeds(8, 200, 2_000)
