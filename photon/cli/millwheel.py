@@ -17,6 +17,7 @@ from millwheel.topology import Late, Logs, Unit, load_topology
 from photon.cli.history import history, live_on_spark, shown, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
 from photon.cluster.supervisor import die_with_parent
+from photon.connect.uris import parse_uri
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock
 from photon.core.errors import UsageError
@@ -215,14 +216,15 @@ def check(topology: str) -> None:
     found = load_topology(topology)
     Bench(found)  # what a worker would refuse is refused here
     for name, injector in found.injectors.items():
-        click.echo(f"{name:<20} injector, {injector.listen or ', '.join(injector.patterns)}")
+        reads = [parse_uri(text).shown if injector.imported else text for text in injector.patterns]
+        click.echo(f"{name:<20} injector, {injector.listen or ', '.join(reads)}")
     for name in found.order():
         made = found.computations[name]
-        reads = ", ".join(read.stream for read in made.inputs)
+        of = ", ".join(read.stream for read in made.inputs)
         makes = ", ".join(stream.name for stream in made.streams) or "nothing"
         weak = ", weak" if made.productions == "weak" else ""
         often = "" if made.exactly_once else ", not exactly once"
-        click.echo(f"{name:<20} {type(made.computation).__name__}: {reads} -> {makes}{weak}{often}")
+        click.echo(f"{name:<20} {type(made.computation).__name__}: {of} -> {makes}{weak}{often}")
     for name, sink in found.sinks.items():
         click.echo(f"{name:<20} sink, {sink.directory}")
 
