@@ -15,18 +15,19 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from joiner.intents import IntentJournal
 from joiner.output import Checkpoint, JoinedLog
-from joiner.output_files import PARQUET, CompleteFile, Root
+from joiner.output_files import PARQUET, CompleteFile, Root, numbers_in
 from photon.core.clock import Background, Backoff
 from photon.core.disk import replace, storage_errors
-from photon.core.errors import PhotonError, told
+from photon.core.errors import PhotonError, StorageError, told
 from photon.core.settings import Joiner
 from photon.logs import parquet
-from photon.logs.writer import LogPosition
+from photon.logs.writer import LogPosition, RotatingLog
 
 PACE: Final = Backoff(1.0, 60.0)
 """Between two steps; longer after those that failed."""
@@ -215,3 +216,45 @@ class Completer:
         if self._troubles.get(place) != trouble:
             self._troubles[place] = trouble
             self._notice(f"a file of the joined log could not be completed: {trouble}")
+
+
+@dataclass(frozen=True, slots=True)
+class SettledLog:
+    """A root as photon.connect.publishing.PublishedLog: lines whose intents have ended, durably. No crash and
+    no fence takes such lines back."""
+
+    root: Root
+    output: JoinedLog
+    journal: IntentJournal
+
+    @property
+    def files(self) -> RotatingLog:
+        return self.root.log
+
+    def end(self) -> LogPosition:
+        return self.journal.needed_from(lambda: self.output.position)
+
+    def sync(self) -> None:
+        self.journal.sync_ends()
+
+    def beginning(self) -> LogPosition:
+        """Behind what is Parquet, whose lines nobody has any more."""
+        rows = (name for name in list(self.root.manifest.listed) if name.endswith(PARQUET))
+        first = 1 + max(numbers_in(rows), default=-1)
+        numbers = [n for n in self.root.log.file_numbers() if n >= first]
+        return LogPosition(min(numbers, default=first), 0)
+
+    def check_whole(self, at: LogPosition, upto: int, sink: str) -> None:
+        """Also of a file that became Parquet, which happens while the sink is not named."""
+        for entry in list(self.root.manifest.listed.values()):
+            (number,) = numbers_in([entry.file])
+            has = at.offset if number == at.file else 0
+            if not at.file <= number < upto or (entry.line_bytes or entry.bytes) <= has:
+                continue
+            what, mend = "was taken away", "bring it back until it has"
+            if entry.line_bytes:
+                what = "became Parquet, in a run without this sink,"
+                mend = "load its rows and those of later Parquet files by other means, and name another sink"
+            raise StorageError(
+                f"{self.root.directory / entry.file} {what} before {sink} had all of it; {mend}"
+            )

@@ -25,13 +25,13 @@ from joiner import rules
 from joiner.accounts import Accountant
 from joiner.adapter import BatchAdapter, Guard, keeps_default_line, load_adapter
 from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
-from joiner.completion import Completer
+from joiner.completion import Completer, SettledLog
 from joiner.intents import Intent, IntentJournal
 from joiner.leases import Lease, LeaseKeeper, TokenSource
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
-from joiner.publishing import Publisher, SettledLog
 from joiner.rules import ForeignColumns, JoinOutcomes
+from photon.connect.publishing import Publisher
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.disk import DirectoryLock

@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from joiner import publishing
-from photon.connect import uris
+from photon.connect import publishing, uris
 from photon.connect.ports import Guarantee
 from photon.core.clock import Backoff
 from photon.core.columns import split_lines
@@ -207,9 +206,9 @@ def test_a_sink_that_is_away_holds_up_neither_joining_nor_its_end(publish, sink,
     }  # fmt: skip
     assert worker.stop(5.0)
     told = worker.status()["notices"]
-    wanted = r"joined events from byte 0 of /.*\.jsonl on are not published: no broker"
+    wanted = r"lines from byte 0 of /.*\.jsonl on are not published: no broker"
     assert re.fullmatch(wanted, told[0])
-    assert told[-1] == "kafka://h/t has not all joined events (no broker); the next start goes on"
+    assert told[-1] == "kafka://h/t has not all lines (no broker); the next start goes on"
     sink.fails = lambda: None
     again = publish(output_file_bytes_max=200)
     end_all(again)

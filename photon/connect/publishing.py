@@ -1,11 +1,10 @@
-"""Publishes the joined log: what stands in it for good goes on to the sinks that the settings name.
+"""Publishes a log that rotates: what stands in it for good goes on to the sinks that its owner names.
 
-The joined log is the truth, as it is for recovery and verification; a sink has a copy of it. Lines are
-published when their intents have ended, durably: no crash and no fence takes such lines back. A sink says
+The log is the truth; a sink has a copy of it. Lines are published once no crash takes them back. A sink says
 itself up to where it has them, so nothing is remembered here, and after any error it is asked again.
 
-`joined/<datacenter>/<joiner>.publisher` holds the name that sinks know these files by: it stands beside them,
-so that it goes where they go, and with them.
+`<stem>.publisher` beside the files holds the name that sinks know them by: it goes where they go, and with
+them.
 """
 
 import contextlib
@@ -13,19 +12,16 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
-from joiner.intents import IntentJournal
-from joiner.output import JoinedLog
-from joiner.output_files import PARQUET, Root, numbers_in
 from photon.connect.ports import Refusing, Sink
 from photon.connect.uris import make_sink, parse_uri
 from photon.core.clock import Background, Backoff, Clock
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import StorageError, told
 from photon.logs.files import whole_lines
-from photon.logs.writer import LogPosition
+from photon.logs.writer import LogPosition, RotatingLog
 
 NAME: Final = ".publisher"
 RETRIES: Final = Backoff(0.2, 10.0)
@@ -42,37 +38,43 @@ _STOP_WAIT_S: Final = 60.0
 _NAME_BYTES: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SettledLog:
-    """A joined log, as far as it stands for good."""
+class PublishedLog(Protocol):
+    """As far as it stands for good. For any thread."""
 
-    root: Root
-    output: JoinedLog
-    journal: IntentJournal
+    @property
+    def files(self) -> RotatingLog: ...
 
     def end(self) -> LogPosition:
         """No crash takes what stands before it, once `sync` has returned."""
-        return self.journal.needed_from(lambda: self.output.position)
+        ...
 
-    def sync(self) -> None:
-        self.journal.sync_ends()
+    def sync(self) -> None: ...
+
+    def beginning(self) -> LogPosition:
+        """Where a sink begins that has nothing."""
+        ...
+
+    def check_whole(self, at: LogPosition, upto: int, sink: str) -> None:
+        """StorageError if a file before this one was taken away before the sink, which has all up to `at`,
+        had all of it."""
+        ...
 
 
 class Publisher:
-    """All sinks of a joiner, each with a thread of its own: one that stands still holds up no other."""
+    """All sinks of a log, each with a thread of its own: one that stands still holds up no other."""
 
     def __init__(
         self,
         sinks: Sequence[str],
         stem: str,
-        log: SettledLog,
+        log: PublishedLog,
         clock: Clock,
         drain: bool,
         notice: Callable[[str], None],
     ) -> None:
         """UsageError for a sink that can't be; StorageError."""
 
-        writer = f"{stem}.{_name_beside(log.root, stem)}" if sinks else ""
+        writer = f"{stem}.{_name_beside(log.files.directory, stem)}" if sinks else ""
         self._ways = [
             _Way(parse_uri(text).shown, make_sink(text, writer), log, clock, drain, notice) for text in sinks
         ]
@@ -82,7 +84,7 @@ class Publisher:
             way.work.start()
 
     def wake(self) -> None:
-        """Intents have ended."""
+        """More is settled."""
         for way in self._ways:
             way.work.wake()
 
@@ -112,12 +114,12 @@ class _Way:
         self,
         name: str,
         sink: Sink,
-        log: SettledLog,
+        log: PublishedLog,
         clock: Clock,
         drain: bool,
         notice: Callable[[str], None],
     ) -> None:
-        self._name, self._sink, self._log, self._root = name, sink, log, log.root
+        self._name, self._sink, self._log = name, sink, log
         self._settled, self._notice, self._monotonic = log.end, notice, clock.monotonic
         self._linger_s = min(sink.linger_s, DRAIN_LINGER_S) if drain else sink.linger_s
         self._waiting_since: float | None = None
@@ -165,7 +167,7 @@ class _Way:
             seen = self.at
         if self._settled() > self.at:
             why = self._trouble() or "it takes nothing"
-            self._notice(f"{self._name} has not all joined events ({why}); the next start goes on")
+            self._notice(f"{self._name} has not all lines ({why}); the next start goes on")
 
     def close(self) -> None:
         if self.work.stop(_STOP_WAIT_S):
@@ -176,9 +178,9 @@ class _Way:
             return self._turn()
         except Exception as error:
             if told(error) != self.work.trouble:
-                path = self._root.log.path(self.at.file)
+                path = self._log.files.path(self.at.file)
                 place = f" from byte {self.at.offset} of {path} on" if self._opened else ""
-                self._notice(f"joined events{place} are not published: {told(error)}")
+                self._notice(f"lines{place} are not published: {told(error)}")
             self._opened = False
             raise
 
@@ -187,12 +189,12 @@ class _Way:
         if not self._opened:
             with self._asking() as sink:
                 at = sink.open()
-            self.at = self._beginning() if at is None else at
+            self.at = self._log.beginning() if at is None else at
             self._opened = True
         settled = self._settled()
         if settled < self.at:
             raise StorageError(
-                f"{self._name} has lines up to {self.at}, and the joined log ends at {settled}: was it put "
+                f"{self._name} has lines up to {self.at}, and the log ends at {settled}: was it put "
                 "back from a copy? Name another sink, or compare the two"
             )
         if settled > self.at and self._wait_s(settled) <= 0:
@@ -215,7 +217,7 @@ class _Way:
         for reason, count in self._refused().items():
             if reason not in self._told_refused:
                 self._told_refused.add(reason)
-                self._notice(f"{count} joined events were refused for good by {self._name}: {reason}")
+                self._notice(f"{count} lines were refused for good by {self._name}: {reason}")
 
     def _refused(self) -> dict[str, int]:
         return dict(self._sink.refused) if isinstance(self._sink, Refusing) else {}
@@ -232,7 +234,7 @@ class _Way:
     def _read(self, settled: LogPosition) -> tuple[bytes, LogPosition]:
         """Whole lines from `at` on, and the place behind them; none at the end of a file. StorageError."""
         number, offset = self.at.file, self.at.offset
-        path = self._root.log.path(number)
+        path = self._log.files.path(number)
         with storage_errors(path):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -251,37 +253,14 @@ class _Way:
         return b"", self._next(settled)
 
     def _next(self, settled: LogPosition) -> LogPosition:
-        later = [n for n in self._root.log.file_numbers() if self.at.file < n <= settled.file]
+        later = [n for n in self._log.files.file_numbers() if self.at.file < n <= settled.file]
         number = min(later, default=settled.file)
-        self._check_published(number)
+        self._log.check_whole(self.at, number, self._name)
         return LogPosition(number, 0)
 
-    def _beginning(self) -> LogPosition:
-        """Of a sink that has nothing: behind what is Parquet, whose lines nobody has any more."""
-        rows = (name for name in list(self._root.manifest.listed) if name.endswith(PARQUET))
-        first = 1 + max(numbers_in(rows), default=-1)
-        numbers = [n for n in self._root.log.file_numbers() if n >= first]
-        return LogPosition(min(numbers, default=first), 0)
 
-    def _check_published(self, upto: int) -> None:
-        """StorageError if a file before this one was taken away before the sink had all of it, or became
-        Parquet, which happens while the sink is not named."""
-        for entry in list(self._root.manifest.listed.values()):
-            (number,) = numbers_in([entry.file])
-            has = self.at.offset if number == self.at.file else 0
-            if not self.at.file <= number < upto or (entry.line_bytes or entry.bytes) <= has:
-                continue
-            what, mend = "was taken away", "bring it back until it has"
-            if entry.line_bytes:
-                what = "became Parquet, in a run without this sink,"
-                mend = "load its rows and those of later Parquet files by other means, and name another sink"
-            raise StorageError(
-                f"{self._root.directory / entry.file} {what} before {self._name} had all of it; {mend}"
-            )
-
-
-def _name_beside(root: Root, stem: str) -> str:
-    path = root.directory / f"{stem}{NAME}"
+def _name_beside(directory: Path, stem: str) -> str:
+    path = directory / f"{stem}{NAME}"
     with storage_errors(path):
         if not path.exists():
             write_file(path, secrets.token_hex(_NAME_BYTES).encode())
