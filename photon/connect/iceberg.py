@@ -103,6 +103,8 @@ class IcebergSink:
             lines = lines.decode("utf-8", "replace").encode()
             known = () if self._table is None else self._table.schema().as_arrow()
             schema = pa.schema(_merged(known, schema_of(lines)))
+            if not schema.names:
+                raise MisfitError(0, "no line has a value, and rows need a column")
             rows = rows_of(lines, schema)
             if self._table is None:
                 self._catalog.create_namespace_if_not_exists(self._namespace)
@@ -120,7 +122,7 @@ class IcebergSink:
         except MisfitError as error:
             at = start.offset + sum(len(line) + 1 for line in given[: error.row])
             raise UsageError(
-                f"{self._uri.shown}: the joined line at byte {at} does not fit: {error}; give the column "
+                f"{self._uri.shown}: the line at byte {at} does not fit: {error}; give the column "
                 "another type, have an adapter write the value in another way, or name another table"
             ) from error
         except Exception as error:

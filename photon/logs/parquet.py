@@ -229,6 +229,8 @@ def _plain(pa: Any, source: Path, rest: Rest) -> Iterator[Any]:
 def _parsed(pa: Any, block: bytes, schema: Any, others: str = "error") -> Any:
     if not _is_text(block):
         raise _NotExactError
+    if not all(line.lstrip().startswith(b"{") for line in split_lines(block)):
+        raise pa.ArrowInvalid("a line is no JSON object")  # null would pass for one, or end the process
     parse = pa.json.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else others
     )

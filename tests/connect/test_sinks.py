@@ -403,7 +403,7 @@ def test_what_a_column_of_iceberg_can_not_hold_is_named_and_changes_nothing(iceb
     ):
         batch = lines(good, bad)
         at = 100 + len(lines(good))
-        with pytest.raises(UsageError, match=f"the joined line at byte {at} does not fit: .*{says}") as told:
+        with pytest.raises(UsageError, match=f"the line at byte {at} does not fit: .*{says}") as told:
             one.write(batch, LogPosition(0, 100), LogPosition(0, 100 + len(batch)))
         assert "have an adapter write the value in another way" in str(told.value)
         assert one.open() is None
@@ -412,6 +412,29 @@ def test_what_a_column_of_iceberg_can_not_hold_is_named_and_changes_nothing(iceb
     (row,) = table.scan().to_arrow().to_pylist()
     assert row == {**good, "small": pytest.approx(0.1)}
     assert [field.required for field in table.schema().fields] == [True] + [False] * 5
+
+
+@pytest.mark.parametrize("odd", [b"null\n", b"5\n", b'"a"\n', b"[1]\n"])
+def test_a_line_that_is_no_object_is_told_by_iceberg(iceberg, odd):
+    one = make_sink(f"iceberg://local/ads.joined{iceberg}", "w")
+    one.open()
+    good = lines({"id": "a"})
+    for batch, at in ((good + odd, 100 + len(good)), (odd + good, 100)):
+        with pytest.raises(UsageError, match=f"the line at byte {at} does not fit: a line is no JSON object"):
+            one.write(batch, LogPosition(0, 100), LogPosition(0, 100 + len(batch)))
+    assert one.open() is None
+
+
+@pytest.mark.parametrize("empty", [{}, {"a": None}])
+def test_lines_without_any_value_make_no_iceberg_table(iceberg, empty):
+    one = make_sink(f"iceberg://local/ads.joined{iceberg}", "w")
+    one.open()
+    with pytest.raises(UsageError, match="the line at byte 0 does not fit: no line has a value"):
+        one.write(lines(empty), LogPosition(0, 0), LogPosition(0, 9))
+    assert one.open() is None
+    one.write(lines(empty, {"a": 1}), LogPosition(0, 0), LogPosition(0, 9))
+    one.open()
+    assert one._table.scan().to_arrow().to_pylist() == [{"a": None}, {"a": 1}]
 
 
 @pytest.mark.long

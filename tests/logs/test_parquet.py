@@ -52,6 +52,13 @@ def test_a_field_that_is_whole_here_and_a_fraction_there_is_a_double(convert):
     assert convert(*lines).column("n").to_pylist() == [*range(20), 1.5]
 
 
+@pytest.mark.parametrize("odd", [b"null", b"5", b'"a"', b"[]"])
+@pytest.mark.parametrize("others", [[], [b'{"id":"a"}']])
+def test_a_line_that_is_no_object_is_kept_as_it_is(convert, odd, others):
+    assert convert(odd, *others).column("event").to_pylist() == [line.decode() for line in [odd, *others]]
+    assert convert(*others, odd).column("event").to_pylist() == [line.decode() for line in [*others, odd]]
+
+
 @pytest.mark.parametrize(
     "odd",
     [
