@@ -60,8 +60,8 @@ class _Noted(msgspec.Struct):
 
 
 class KafkaSink:
-    """photon.connect.ports.Sink of `kafka://HOST:PORT/TOPIC`. Options: `key`, the field whose value is the
-    record's key; `config`; librdkafka's settings."""
+    """photon.connect.ports.Sink of `kafka://HOST:PORT/TOPIC`. Options: `key`, the field, or fields, whose
+    value is the record's key; `config`; librdkafka's settings."""
 
     guarantee = Guarantee.ATOMIC
     batch_bytes = 1 << 20

@@ -1,4 +1,4 @@
-"""Fields of each joined line, for sinks that look at some."""
+"""Fields of each line, for sinks that look at some."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,13 +45,20 @@ def _one_by_one(fields: Mapping[str, Field], lines: Sequence[bytes]) -> Columns:
     return found
 
 
-def keys_by(field: str) -> Callable[[bytes], Sequence[bytes | None]]:
-    """Whole lines -> the value of a field of each, as text or else as JSON; None where it has none.
+def keys_by(given: str) -> Callable[[bytes], Sequence[bytes | None]]:
+    """Whole lines -> the value of a field of each, as text or else as JSON; of several, with commas between
+    them, a JSON array of their values. None where a line lacks one.
 
-    UsageError for a field that can't be.
+    UsageError for fields that can't be.
     """
-    of_lines = fields_of({"key": field})
-    return lambda lines: [_as_text(value) for value in of_lines(lines)["key"]]
+    paths = given.split(",")
+    of_lines = fields_of({f"key{number}": path for number, path in enumerate(paths)})
+    if len(paths) == 1:
+        return lambda lines: [_as_text(value) for value in of_lines(lines)["key0"]]
+    return lambda lines: [
+        None if None in values else msgspec.json.encode(values)
+        for values in zip(*of_lines(lines).values(), strict=True)
+    ]
 
 
 def _as_text(value: Any) -> bytes | None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -54,6 +55,11 @@ INSERT INTO {} (id, event) SELECT key, line::json FROM unnest(%b::text[], %b::te
 ON CONFLICT (id) DO NOTHING"""
 
 
+_KNOWN: Final = (
+    "there are rows of these keys already; if those are of other lines, have key=FIELD,FIELD tell them apart"
+)
+
+
 def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tuple[Any, ...]]":
     """A connection on which no statement and no lock takes longer than ASK_S. psycopg.Error."""
     connection = psycopg.connect(conninfo, autocommit=autocommit)
@@ -85,8 +91,8 @@ def _answering(connection: "psycopg.Connection[tuple[Any, ...]]") -> Iterator[No
 
 
 class PostgresqlSink:
-    """photon.connect.ports.Sink of `postgresql://USER@HOST/DATABASE`. Options: `table`; `key`, the field that
-    rows are kept by; libpq's parameters."""
+    """photon.connect.ports.Sink of `postgresql://USER@HOST/DATABASE`. Options: `table`; `key`, the field, or
+    fields, that rows are kept by; libpq's parameters."""
 
     guarantee = Guarantee.ATOMIC
     batch_bytes = 1 << 20
@@ -111,6 +117,7 @@ class PostgresqlSink:
             ) from error
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._place: LogPosition | None = None
+        self.refused: Counter[str] = Counter()
 
     def open(self) -> LogPosition | None:
         self.close()
@@ -135,7 +142,8 @@ class PostgresqlSink:
         if None in found:
             at = start.offset + sum(len(line) + 1 for line in split[: found.index(None)])
             raise UsageError(
-                f"{self._uri.shown}: the joined line at byte {at} has no key; name its field by key=FIELD"
+                f"{self._uri.shown}: the line at byte {at} has no key; name its field by key=FIELD, "
+                "or several by key=FIELD,FIELD"
             )
         keys = [key.decode() for key in found if key is not None]
         texts = [line.decode("utf-8", "replace") for line in split]
@@ -150,10 +158,12 @@ class PostgresqlSink:
                     raise UnavailableError(
                         f"{self._uri.shown}: somebody else writes as {self._known_by}, or made the table anew"
                     )
-                connection.execute(self._insert, (keys, texts))
+                lacking = len(keys) - connection.execute(self._insert, (keys, texts)).rowcount
         except psycopg.Error as error:
             raise in_words(self._uri, error, _NEVER_WORKS, error.diag.message_detail) from error
         self._place = end
+        if lacking:
+            self.refused[_KNOWN] += lacking
 
     def close(self) -> None:
         if self._connection is not None:

@@ -234,6 +234,26 @@ def test_a_table_of_postgresql_keeps_a_key_once(postgresql):
 
 
 @pytest.mark.long
+def test_rows_of_postgresql_are_known_by_several_fields_and_what_these_do_not_tell_apart_is_told(postgresql):
+    counts = [{"key": "ann", "end_us": end} for end in (1, 2)]
+    for key, rows, refused in (
+        ("key,end_us", [('["ann",1]', counts[0]), ('["ann",2]', counts[1])], 0),
+        ("key", [("ann", counts[0])], 1),
+    ):
+        table = key.replace(",", "_")
+        one = make_sink(f"{postgresql.uri}?table=by_{table}&key={key}", "w")
+        one.open()
+        one.write(lines(*counts), LogPosition(0, 0), LogPosition(0, 50))
+        assert [(key, json.loads(text)) for key, text in postgresql.rows(f"by_{table}")] == rows
+        assert sum(one.refused.values()) == refused
+        with pytest.raises(
+            UsageError, match=r"the line at byte 52 has no key; .* or several by key=FIELD,FIELD"
+        ):
+            one.write(b"5\n", LogPosition(0, 52), LogPosition(0, 54))
+        one.close()
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("opened", [True, False])
 def test_a_table_of_postgresql_that_was_dropped_gets_all_again(postgresql, opened):
     import psycopg
@@ -292,7 +312,7 @@ def test_a_row_that_postgresql_refuses_is_told_with_the_servers_detail(postgresq
     nul = lines({"id": "c", "x": "\0"})
     with pytest.raises(UnavailableError, match=r"\(\\u0000 cannot be converted to text\.\)"):
         one.write(nul, LogPosition(0, 0), LogPosition(0, len(nul)))
-    with pytest.raises(UsageError, match="the joined line at byte 112 has no key; name its field"):
+    with pytest.raises(UsageError, match="the line at byte 112 has no key; name its field"):
         one.write(lines({"id": "a"}, {"no": "b"}), LogPosition(0, 100), LogPosition(0, 124))
     one.close()
 
