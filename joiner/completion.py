@@ -234,7 +234,7 @@ class SettledLog:
     def end(self) -> LogPosition:
         return self.journal.needed_from(lambda: self.output.position)
 
-    def sync(self) -> None:
+    def sync_end(self) -> None:
         self.journal.sync_ends()
 
     def beginning(self) -> LogPosition:

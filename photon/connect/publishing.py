@@ -45,10 +45,10 @@ class PublishedLog(Protocol):
     def files(self) -> RotatingLog: ...
 
     def end(self) -> LogPosition:
-        """No crash takes what stands before it, once `sync` has returned."""
+        """No crash takes what stands before it, once `sync_end` has returned."""
         ...
 
-    def sync(self) -> None: ...
+    def sync_end(self) -> None: ...
 
     def beginning(self) -> LogPosition:
         """Where a sink begins that has nothing."""
@@ -97,9 +97,15 @@ class Publisher:
         for way in self._ways:
             way.finish()
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Begin nothing more."""
         for way in self._ways:
-            way.close()
+            way.work.stop(0.0)
+
+    def close(self, within_s: float = _STOP_WAIT_S) -> None:
+        """What is under way to each sink may end in that time."""
+        for way in self._ways:
+            way.close(within_s)
 
     def status(self) -> list[dict[str, Any]]:
         """`published`: lines by this process; `refused`: of them, for good; `behind`: whether there are
@@ -169,8 +175,8 @@ class _Way:
             why = self._trouble() or "it takes nothing"
             self._notice(f"{self._name} has not all lines ({why}); the next start goes on")
 
-    def close(self) -> None:
-        if self.work.stop(_STOP_WAIT_S):
+    def close(self, within_s: float) -> None:
+        if self.work.stop(within_s):
             self._sink.close()
 
     def _step(self) -> float:
@@ -198,7 +204,7 @@ class _Way:
                 "back from a copy? Name another sink, or compare the two"
             )
         if settled > self.at and self._wait_s(settled) <= 0:
-            self._log.sync()
+            self._log.sync_end()
         while settled > self.at and not self.work.stopping:
             if (wait_s := self._wait_s(settled)) > 0:
                 return wait_s
@@ -238,7 +244,9 @@ class _Way:
         with storage_errors(path):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if number == settled.file:
+                    raise StorageError(f"{path} was taken away while it grows; bring it back") from error
                 return b"", self._next(settled)
             try:
                 size = settled.offset if number == settled.file else os.fstat(fd).st_size
@@ -247,6 +255,8 @@ class _Way:
                     data = os.pread(fd, min(wanted, size - offset), offset)
                     if whole := whole_lines(data):
                         return data[:whole], LogPosition(number, offset + whole)
+                    if wanted >= size - offset:
+                        raise StorageError(f"{path} has been cut; bring it back as it was")
                     wanted *= 2
             finally:
                 os.close(fd)

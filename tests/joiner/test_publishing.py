@@ -1,5 +1,6 @@
 """What a sink gets of the joined log: each settled line once, whatever fails and whoever crashes."""
 
+import os
 import random
 import re
 import threading
@@ -11,7 +12,7 @@ from photon.connect import publishing, uris
 from photon.connect.ports import Guarantee
 from photon.core.clock import Backoff
 from photon.core.columns import split_lines
-from photon.core.errors import UnavailableError, UsageError
+from photon.core.errors import StorageError, UnavailableError, UsageError
 from photon.logs.writer import LogPosition
 from tests.joiner.fakes import Crash, batch_of, crash_at, end_all, lines_of, output_files
 from tests.waiting import wait_until
@@ -315,6 +316,22 @@ def test_a_file_that_is_taken_away_too_early_is_named(publish, sink, tmp_path):
     assert "was taken away before kafka://h/t had all of it" in again.status()["sinks"][0]["trouble"]
     (tmp_path / "away").rename(first)
     all_there(sink, "a")
+
+
+@pytest.mark.parametrize("keeps", [None, 0, 5], ids=["taken away", "emptied", "cut within a line"])
+def test_a_growing_file_that_is_taken_away_or_cut_is_told(slow, sink, clock, tmp_path, keeps):
+    worker = slow()
+    turn(worker)
+    clock.advance(60.0)
+    (path,) = output_files(tmp_path)
+    whole = path.read_bytes()
+    path.unlink() if keeps is None else os.truncate(path, keeps)
+    wanted = "was taken away while it grows" if keeps is None else "has been cut"
+    with pytest.raises(StorageError, match=f"{path} {wanted}; bring it back"):
+        turn(worker)
+    path.write_bytes(whole)
+    turn(worker)
+    assert sink.lines == lines_of("abc")
 
 
 def test_a_sink_that_has_more_than_the_log_is_told(publish, sink, tmp_path):
