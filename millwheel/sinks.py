@@ -7,25 +7,29 @@ from the store what it lacks.
 """
 
 import contextlib
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from millwheel.engine.wheel import Lines
 from millwheel.topology import LogSink
+from photon.connect.publishing import Publisher
+from photon.core.clock import Clock
 from photon.core.columns import count_lines
 from photon.core.disk import storage_errors, write_file
-from photon.core.errors import UsageError
+from photon.core.errors import StorageError, UsageError
 from photon.logs.writer import LogPosition, RotatingLog
 
 _encode: Final = msgspec.msgpack.encode
 _place: Final = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
 _json: Final = msgspec.json.Encoder()
 _BLOCK_BYTES: Final = 1 << 20
+_CLOSE_S: Final = 1.0
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -40,7 +44,9 @@ _entry: Final = msgspec.json.Decoder(Complete).decode
 
 
 class SinkFiles:
-    """The files of one sink and one lane. For one thread, but for `sync`."""
+    """The files of one sink and one lane; what of them is published is up to the place that is noted, for no
+    crash takes back what stands before it (photon.connect.publishing.PublishedLog). For one thread, but for
+    `sync` and what publishes."""
 
     def __init__(
         self, sink: LogSink, name: str, lane: int, place: bytes, left: Iterable[tuple[int, bytes]]
@@ -50,6 +56,9 @@ class SinkFiles:
         self._stem = f"{name}-{lane}"
         position = LogPosition(*_place(place)[:2])
         self._log = RotatingLog(self._directory, self._stem, sink.file_bytes_max, position.file, True)
+        self._noted = position
+        self._published_to = sink.published_to
+        self.publisher: Publisher | None = None
         self._listed = -1
         self._manifest = self._directory / f"{self._stem}.manifest"
         listed = complete_files(self._manifest)
@@ -83,19 +92,63 @@ class SinkFiles:
         return _encode((position.file, position.offset, str(self._directory)))
 
     def noted(self, place: bytes) -> None:
-        """The store has it: files before the place never change again, and are listed."""
-        file = _place(place)[0]
-        if file == self._listed:
-            return
-        self._listed = file
-        there = [number for number in self._log.file_numbers() if number < file]
-        self._entries = {
-            number: self._entries.get(number) or complete(self._log.path(number)) for number in there
-        }
-        write_manifest(self._manifest, list(self._entries.values()))
+        """The store has it: files before the place never change again, and are listed. Those that somebody
+        took away are, too, until all is published of them."""
+        file, offset, _ = _place(place)
+        if file != self._listed:
+            self._listed = file
+            there = [number for number in self._log.file_numbers() if number < file]
+            entries = {
+                number: self._entries.get(number) or complete(self._log.path(number)) for number in there
+            }
+            needed = self._needed_from()
+            gone = {number: one for number, one in self._entries.items() if needed <= number < file}
+            self._entries = dict(sorted({**gone, **entries}.items()))
+            write_manifest(self._manifest, list(self._entries.values()))
+        self._noted = LogPosition(file, offset)
+        if self.publisher is not None:
+            self.publisher.wake()
 
     def close(self) -> None:
         self._log.close()
+
+    # What is published
+
+    def publish(self, clock: Clock, drain: bool, notice: Callable[[str], None]) -> None:
+        """From now on, if it is to be. `drain`: the logs grow no more. UsageError, StorageError."""
+        if self._published_to:
+            self.publisher = Publisher(self._published_to, self._stem, self, clock, drain, notice)
+            self.publisher.start()
+
+    @property
+    def files(self) -> RotatingLog:
+        return self._log
+
+    def end(self) -> LogPosition:
+        return self._noted
+
+    def sync_end(self) -> None:
+        """It is."""
+
+    def beginning(self) -> LogPosition:
+        return LogPosition(min(self._log.file_numbers(), default=0), 0)
+
+    def check_whole(self, at: LogPosition, upto: int, sink: str) -> None:
+        for number in range(at.file, upto):
+            entry = self._entries.get(number)
+            has = at.offset if number == at.file else 0
+            if entry is None or entry.bytes > has:
+                raise StorageError(
+                    f"{self._log.path(number)} was taken away, and {sink} is not known to have all of it; "
+                    "bring it back until it has, or name another sink"
+                )
+
+    def _needed_from(self) -> float:
+        """The first file that is not published wherever it is to be."""
+        if self.publisher is None:
+            return 0 if self._published_to else math.inf
+        needed = self.publisher.needed_from()
+        return math.inf if needed is None else needed
 
     def _take_up(self, position: LogPosition, left: list[tuple[int, bytes]]) -> None:
         """What the files have of `left` stays, for a reader may be past it; what differs is cut."""
@@ -131,6 +184,26 @@ class SinkFiles:
             return len(there)
         wrong = np.frombuffer(there, np.uint8) != np.frombuffer(lines, np.uint8, len(there))
         return int(wrong.argmax())
+
+
+Opened = Mapping[tuple[str, int], SinkFiles]
+"""By sink and lane."""
+
+
+def published(opened: Opened) -> list[dict[str, Any]]:
+    """Where each of them has got to, as Publisher.status; `stream`: whose lines."""
+    publishers = [(name, files.publisher) for (name, _), files in opened.items()]
+    return [{"stream": name, **one} for name, made in publishers if made for one in made.status()]
+
+
+def end_publishing(opened: Opened, clock: Clock) -> None:
+    """What is under way may end in _CLOSE_S."""
+    publishers = [files.publisher for files in opened.values() if files.publisher]
+    until = clock.monotonic() + _CLOSE_S
+    for publisher in publishers:
+        publisher.stop()
+    for publisher in publishers:
+        publisher.close(max(0.0, until - clock.monotonic()))
 
 
 def complete(path: Path) -> Complete:

@@ -167,12 +167,18 @@ def JoinedLogs(
 class LogSink:
     """Each record of a stream, once, a JSON line in files `<directory>/<sink>-<worker>-NNNNNN.jsonl`.
 
-    `with_time`: a line is {"time": us, "value": ...}, else the value alone.
+    `with_time`: a line is {"time": us, "value": ...}, else the value alone. `publish`: a URI, or several, of
+    sinks that the files' lines go on to, each once (docs/connectors.md).
     """
 
     directory: str
     with_time: bool = False
     file_bytes_max: int = 256 << 20
+    publish: str | tuple[str, ...] = ()
+
+    @property
+    def published_to(self) -> tuple[str, ...]:
+        return (self.publish,) if isinstance(self.publish, str) else tuple(self.publish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +435,11 @@ def _check_sink(name: str, sink: LogSink, injectors: Mapping[str, Logs]) -> None
         raise TopologyError(
             f"sink '{name}': file_bytes_max is a whole number, at least 1, not {sink.file_bytes_max!r}"
         )
+    published: Any = sink.publish
+    if not isinstance(published, str | tuple | list) or not all(
+        isinstance(uri, str) for uri in sink.published_to
+    ):
+        raise TopologyError(f"sink '{name}': publish is a URI, or a tuple of some, not {published!r}")
     directory = Path(os.path.abspath(sink.directory))
     files = [(directory / f"{name}-0{end}").parts for end in ("-000000.jsonl", ".manifest")]
     for injector, logs in injectors.items():

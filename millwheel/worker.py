@@ -30,7 +30,7 @@ from millwheel.engine.store import keeper, lateness_row, sink_row
 from millwheel.engine.wheel import Lines, Wheel
 from millwheel.errors import ZombieError
 from millwheel.links import CONTROL, Link, LostError, Ways, pack
-from millwheel.sinks import SinkFiles, begin, is_elsewhere
+from millwheel.sinks import SinkFiles, begin, end_publishing, is_elsewhere, published
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters
 from photon.connect.importer import drop_copy
@@ -81,7 +81,7 @@ class Worker:
         store: LoggedStore,
     ) -> None:
         """StorageError, UsageError; ConnectionError if there is no run."""
-        self._ways, self._work, self._me, self._clock = ways, ways.work, me, clock
+        self._ways, self._work, self._me, self._clock, self._drain = ways, ways.work, me, clock, drain
         self._workers = workers = max(owners) + 1
         self._round = ways.holder, ways.number
         self._store = store
@@ -152,6 +152,7 @@ class Worker:
                 self._note_sinks()
                 self._send(self._control, links.STATUS, pack([self._me, self._status()]))
         finally:
+            end_publishing(self._sinks or {}, self._clock)
             self._thread.shutdown(wait=True)
             for source in self._sources:
                 source.close()
@@ -498,6 +499,7 @@ class Worker:
         )
         for name in sorted(self._wheel.buried):
             self._notices.tell(f"records that were under way to a former input of '{name}' are dead letters")
+        told["sinks"] = published(self._sinks or {})
         told["work"] = Work(self._clock.monotonic(), self._worked, self._spent.tolist())
         return {**self._wheel.status(), **told, "notices": self._notices.lines()}
 
@@ -560,10 +562,13 @@ class Worker:
         self._store.commit(begun)
         if not self._may_go_on:
             raise ZombieError("this machine could not be renewed in time")
-        return {
+        opened = {
             (name, lane): SinkFiles(self._sink(name), name, lane, place, left[name, lane])
             for (name, lane), place in places.items()
         }
+        for files in opened.values():
+            files.publish(self._clock, self._drain, self._notices.tell)
+        return opened
 
     def _sink(self, name: str) -> LogSink:
         topology = self._plan.topology

@@ -1,9 +1,11 @@
 """Topologies with one ready-made computation each: what `photon millwheel windows` and its like run.
 
 Arguments are plain values, so that a command line can name the topology to its workers (`load_topology`).
-`logs`: the arguments of `Logs`; `sink`: the directory of the output; the others are the computation's own.
+`logs`: the arguments of `Logs`; `sink`: the directory of the output; `publish`: where that goes on to; the
+others are the computation's own.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,25 +17,40 @@ from millwheel.ready.zeitgeist import Zeitgeist
 from millwheel.topology import Input, Late, Logs, LogSink, Topology, node
 
 Given = dict[str, Any]
+Uris = Sequence[str]
 
 
 def windows(
-    logs: Given, key: str, sink: str, late: Late, length_s: float, every_s: float | None = None
+    logs: Given,
+    key: str,
+    sink: str,
+    late: Late,
+    length_s: float,
+    every_s: float | None = None,
+    publish: Uris = (),
 ) -> Topology:
     """Records of each key in tumbling or sliding windows."""
     counts = WindowCounts("windows", length_s, every_s)
     made = node(counts, Input("records", key, None), Stream("windows"), late=late)
-    return _topology({"records": logs}, {"count": made}, "windows", sink)
+    return _topology({"records": logs}, {"count": made}, "windows", sink, publish)
 
 
-def sessions(logs: Given, key: str, sink: str, late: Late, gap_s: float) -> Topology:
+def sessions(logs: Given, key: str, sink: str, late: Late, gap_s: float, publish: Uris = ()) -> Topology:
     """Records of each key with less than a gap between them."""
     made = node(Sessions("sessions", gap_s), Input("records", key, None), Stream("sessions"), late=late)
-    return _topology({"records": logs}, {"session": made}, "sessions", sink)
+    return _topology({"records": logs}, {"session": made}, "sessions", sink, publish)
 
 
 def zeitgeist(
-    logs: Given, key: str, sink: str, late: Late, length_s: float, learn: int, sigmas: float, row: int
+    logs: Given,
+    key: str,
+    sink: str,
+    late: Late,
+    length_s: float,
+    learn: int,
+    sigmas: float,
+    row: int,
+    publish: Uris = (),
 ) -> Topology:
     """Spikes and dips of each key (paper 2)."""
     counts = WindowCounts("windows", length_s)
@@ -42,7 +59,7 @@ def zeitgeist(
         "count": node(counts, Input("records", key, None), Stream("windows"), late=late),
         "detect": node(detector, Input("windows"), Stream("anomalies"), late=late),
     }
-    return _topology({"records": logs}, made, "anomalies", sink)
+    return _topology({"records": logs}, made, "anomalies", sink, publish)
 
 
 def unmatched(
@@ -53,6 +70,7 @@ def unmatched(
     sink: str,
     late: Late,
     after_s: float,
+    publish: Uris = (),
 ) -> Topology:
     """Asking records without an answer of the same key in time."""
     made = node(
@@ -62,7 +80,7 @@ def unmatched(
         Stream("unmatched"),
         late=late,
     )
-    return _topology({"asking": asking, "answers": answers}, {"wait": made}, "unmatched", sink)
+    return _topology({"asking": asking, "answers": answers}, {"wait": made}, "unmatched", sink, publish)
 
 
 def attribution(
@@ -73,6 +91,7 @@ def attribution(
     sink: str,
     late: Late,
     lookback_s: float,
+    publish: Uris = (),
 ) -> Topology:
     """The last touch of a key before each conversion."""
     made = node(
@@ -83,10 +102,12 @@ def attribution(
         late=late,
     )
     return _topology(
-        {"touches": touches, "conversions": conversions}, {"attribute": made}, "attributed", sink
+        {"touches": touches, "conversions": conversions}, {"attribute": made}, "attributed", sink, publish
     )
 
 
-def _topology(logs: dict[str, Given], computations: dict[str, Any], stream: str, sink: str) -> Topology:
+def _topology(
+    logs: dict[str, Given], computations: dict[str, Any], stream: str, sink: str, publish: Uris
+) -> Topology:
     injectors = {name: msgspec.convert(given, Logs) for name, given in logs.items()}
-    return Topology(injectors, computations, {stream: LogSink(sink)})
+    return Topology(injectors, computations, {stream: LogSink(sink, publish=tuple(publish))})

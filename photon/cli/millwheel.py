@@ -88,6 +88,9 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
                 + ("; what was written long ago is read by a run without --follow" if follow else "")
             )
     stopped = not (follow or summary["ended"])
+    for one in summary["sinks"]:
+        if one["trouble"] and one["behind"] and run.stalled is None:
+            _tell(f"nothing of '{one['stream']}' is published to {one['sink']} ({one['trouble']})")
     if run.stalled is not None:
         _tell(f"nothing has moved for {STALL_S:g} s: {_because(run.stalled)}; the same command goes on")
     elif stopped:
@@ -212,8 +215,10 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
 def check(topology: str) -> None:
     """Load a topology, and say what it does."""
     from millwheel.testing import Bench
+    from photon.cluster.preflight import check_published
 
     found = load_topology(topology)
+    check_published(found)
     Bench(found)  # what a worker would refuse is refused here
     for name, injector in found.injectors.items():
         reads = [parse_uri(text).shown if injector.imported else text for text in injector.patterns]
@@ -226,7 +231,8 @@ def check(topology: str) -> None:
         often = "" if made.exactly_once else ", not exactly once"
         click.echo(f"{name:<20} {type(made.computation).__name__}: {of} -> {makes}{weak}{often}")
     for name, sink in found.sinks.items():
-        click.echo(f"{name:<20} sink, {sink.directory}")
+        to = "".join(f" -> {parse_uri(uri).shown}" for uri in sink.published_to)
+        click.echo(f"{name:<20} sink, {sink.directory}{to}")
 
 
 @group.command("status")
@@ -259,6 +265,10 @@ def status(work: Path, as_json: bool) -> None:
     for worker, one in told["processes"].items():
         busy = "starting" if one["busy"] is None else f"{one['busy']:.0%}"
         click.echo(f"{worker:<20} {busy:>12} {one['slots']:>12}  {one['machine']}".rstrip())
+    for one in told["sinks"]:
+        how = f"{one['published']:,} published" + (f", {one['refused']:,} refused" if one["refused"] else "")
+        how += (", behind" if one["behind"] else "") + (f": {one['trouble']}" if one["trouble"] else "")
+        click.echo(f"{one['stream']} -> {one['sink']}: {how}")
     for worker, one in told["processes"].items():
         if one["hot"] is not None:
             click.echo(f"worker {worker}: {shown_hot(one['hot'])}")
@@ -331,6 +341,9 @@ def _ready(command: _Command) -> _Command:
             help="What becomes of a line that is later.",
         ),
         path_option("--out", help="Directory of the output, JSON lines.  [default: WORK/out]"),
+        click.option(
+            "--sink", "sinks", multiple=True, metavar="URI", help="Publish it there, too; repeatable."
+        ),
         _running,
     ):
         command = option(command)
@@ -344,6 +357,7 @@ def _run_ready(
     lateness_s: float,
     late: str,
     out: Path | None,
+    sinks: Sequence[str],
     work: Path,
     workers: int,
     follow: bool,
@@ -351,13 +365,15 @@ def _run_ready(
     **given: Any,
 ) -> int:
     """`logs`: paths and time field by argument; `given`: the arguments that only this topology has."""
-    from photon.cluster.begun import READY
+    from photon.cluster.begun import PUBLISH, READY
 
     reading = {
         argument: {"paths": paths, "time": time, "unit": unit, "lateness_s": lateness_s}
         for argument, (paths, time) in logs.items()
     }
     arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
+    if sinks:
+        arguments[PUBLISH] = sinks
     return _run(f"{READY}{name} {json.dumps(arguments)}", work, workers, follow, as_json)
 
 
@@ -448,16 +464,13 @@ _MISSING: Final = {
 
 
 def _because(held: dict[str, Any]) -> str:
-    where = f"{held['name']}: worker {held['worker']}"
+    where = f"{held['name']}: worker {held.get('worker')}"
     match held["held_by"]:
         case "input":
             return f"{where} waits for '{held['input']}'"
-        case "timer":
-            return (
-                f"{where}, a timer of key {held['key']!r}, tag {held['tag']!r}, at {show_time(held['low'])}"
-            )
-        case "hold":
-            return f"{where}, a hold of key {held['key']!r}, at {show_time(held['low'])}"
+        case "timer" | "hold" as kind:
+            tag = f" tag {held['tag']!r}," if kind == "timer" else ""
+            return f"{where}, a {kind} of key {held['key']!r},{tag} at {show_time(held['low'])}"
         case "production":
             return f"{where}, records that worker {held['for_worker']} has not taken yet"
         case "injector":
@@ -482,6 +495,9 @@ def _because(held: dict[str, Any]) -> str:
                     else ""
                 )
             )
+        case "sink":
+            why = held["trouble"] or "it takes nothing"
+            return f"{held['sink']} has not all of '{held['name']}' ({why})"
     return f"{where} is starting"
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,8 @@ from millwheel import history
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, unpack_numbers
 from millwheel.engine.records import SLOTS
-from millwheel.engine.store import GIVEN, SERVER, TAKEN_UP
+from millwheel.engine.store import GIVEN, SERVER, SINK, TAKEN_UP, node_rows
+from millwheel.sinks import is_elsewhere
 from millwheel.topology import Topology
 from millwheel.worker import shared_store, store_of
 from photon.connect.uris import parse_uri
@@ -23,6 +24,8 @@ from photon.core.errors import UsageError
 
 READY: Final = "millwheel.ready.topologies:"
 """What names of ready-made topologies begin with."""
+PUBLISH: Final = "publish"
+"""Of their arguments the one that may be another at each start."""
 ELSEWHERE: Final = "store"
 """Says where the state of a run is, if not in its work directory."""
 
@@ -67,7 +70,7 @@ class Begun:
                 raise UsageError(f"{self.work} has begun without a history: give it a --work of its own")
             numbers = numbered(topology, known)
             plan = Plan(topology, numbers)
-            check_states(
+            _check_stored(
                 plan, lambda prefix: itertools.chain.from_iterable(store.scan(prefix) for store in stores)
             )
             for store in reversed(stores):  # the first one last: it says what is known
@@ -88,7 +91,7 @@ class Begun:
                             yield row, value
                     yield from (one for one in store.scan(prefix) if one[0] not in newer)
 
-            check_states(Plan(topology, numbered(topology, known)), scan)
+            _check_stored(Plan(topology, numbered(topology, known)), scan)
 
     @contextlib.contextmanager
     def _opened(self, number: int) -> Iterator[list[LoggedStore]]:
@@ -147,9 +150,25 @@ class Begun:
         if former != topology:
             raise UsageError(f"{self.work} was begun by another command: give this one a --work of its own")
         old, new = json.loads(arguments), json.loads(given)
-        changed = [f"{name} {old[name]!r}, now {new[name]!r}" for name in old if old[name] != new[name]]
+        changed = [
+            f"{name} {old[name]!r}, now {new[name]!r}"
+            for name in old
+            if name != PUBLISH and old[name] != new[name]
+        ]
         if changed:
             raise UsageError(
                 f"{self.work} was begun with {'; '.join(changed)}: what it holds is of that. Give the same "
                 "again, or another --work"
             )
+
+
+def _check_stored(plan: Plan, scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]]) -> None:
+    """Whether this code goes on with it. TopologyError, UsageError."""
+    check_states(plan, scan)
+    for name, sink in plan.topology.sinks.items():
+        for row, place in scan(node_rows(SINK, plan.sinks[name])) if sink.published_to else ():
+            if is_elsewhere(place, sink, name, int.from_bytes(row[-2:], "big")):
+                raise UsageError(
+                    f"sink '{name}': {sink.directory} is not where its files are, of which not all may be "
+                    "published; name that directory again, or leave publish out"
+                )

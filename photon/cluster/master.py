@@ -40,8 +40,8 @@ class Master:
         self._idle: dict[int, tuple[Any, ...]] = {}
         self._idle_before: dict[int, tuple[Any, ...]] = {}
         """What each worker that has nothing left to do had done: this time asked, and the time before."""
-        self.finished = False
-        """All is worked off, and written."""
+        self._worked_off = False
+        """All, and written."""
         self._hot_told: set[tuple[int, str, str]] = set()
         self._ended = False
         self._heard: dict[int, float] = {}
@@ -82,7 +82,7 @@ class Master:
             new = [line for line in said[1]["notices"] if line not in before.get("notices", ())]
             self.notices += [f"worker-{said[0]}: {line}" for line in new]
             self._heard[said[0]] = time.monotonic()
-            if any(said[1][what] != before.get(what) for what in ("counts", "timers", "unacked_bytes")):
+            if _progress(said[1]) != _progress(before):
                 self._moved = self._heard[said[0]]
             self._statuses[said[0]] = said[1]
             self._load.report(said[0], Work(*said[1]["work"]))
@@ -98,11 +98,28 @@ class Master:
         none did anything from one time to the next.
         """
         if len(self._idle) == len(self._machines):
-            self.finished = self._idle == self._idle_before
-            if not self.finished:
+            self._worked_off = self._idle == self._idle_before
+            self._moved = time.monotonic()
+            if not self._worked_off:
                 self._idle_before, self._idle = self._idle, {}
                 self._asked += 1
                 self._send_all(links.FINISH, pack(self._asked))
+
+    @property
+    def finished(self) -> bool:
+        """All is worked off, written, and published where it is to be."""
+        return self._worked_off and not any(one["behind"] for one in self._sinks())
+
+    def _sinks(self) -> list[dict[str, Any]]:
+        """What each publishes to, all workers together."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for one in [one for status in self._statuses.values() for one in status.get("sinks", ())]:
+            known = found.setdefault((one["stream"], one["sink"]), {**one, "published": 0, "refused": 0})
+            known["published"] += one["published"]
+            known["refused"] += one["refused"]
+            known["behind"] |= one["behind"]
+            known["trouble"] = known["trouble"] or one["trouble"]
+        return [found[which] for which in sorted(found)]
 
     def better(self) -> Shares | None:
         """Where it pays to move slots, and there is more to do."""
@@ -110,12 +127,15 @@ class Master:
 
     def stalled(self) -> dict[str, Any] | None:
         """If nothing moves, and nothing is to come, though all workers do look: what holds the low watermark
-        that is least far. A worker says nothing within a call of user code, and while its machine can't be
-        renewed."""
+        that is least far, or what is not published. A worker says nothing within a call of user code, and
+        while its machine can't be renewed."""
         now = time.monotonic()
         heard = [self._heard.get(worker, 0.0) for worker in range(len(self._machines))]
-        if self._ended or now - self._moved < STALL_S or now - min(heard) > FRESH_S:
+        if now - self._moved < STALL_S or now - min(heard) > FRESH_S:
             return None
+        if self._ended:
+            lacking = [one for one in self._sinks() if self._worked_off and one["behind"]]
+            return {"held_by": "sink", "name": lacking[0]["stream"], **lacking[0]} if lacking else None
         if any(status["expects"] for status in self._statuses.values()):
             return None
         least = min(self.authority.marks, key=self.authority.marks.__getitem__)
@@ -147,6 +167,7 @@ class Master:
             "dead_letters": sum(count["dead_letters"] for count in counts.values()),
             "timers": sum(sum(status["timers"].values()) for status in self._statuses.values()),
             "counts": counts,
+            "sinks": self._sinks(),
         }
 
     def status(self) -> dict[str, Any]:
@@ -198,6 +219,12 @@ class Master:
     def _send_all(self, kind: int, payload: bytes) -> None:
         for link in self._links.values():
             self._send(link, kind, payload)
+
+
+def _progress(status: dict[str, Any]) -> list[Any]:
+    """What is another where a worker has done anything."""
+    published = [one["published"] for one in status.get("sinks", ())]
+    return [published, *(status.get(what) for what in ("counts", "timers", "unacked_bytes"))]
 
 
 def shown_hot(hot: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,6 +25,9 @@ from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
 from photon.logs.files import as_glob, check_patterns, find, glob_matches
+
+if TYPE_CHECKING:
+    from millwheel.topology import Topology
 
 REACH_S: Final = 10.0
 """A sink is waited for."""
@@ -69,10 +72,28 @@ def check_run(
     return patterns
 
 
-def check_reached(settings: Settings) -> None:
+def check_published(topology: "Topology", follow: bool = True) -> None:
+    """As check_run of a join's sinks, of what MillWheel publishes, and as check_reached. UsageError."""
+    texts = [text for sink in topology.sinks.values() for text in sink.published_to]
+    check_sinks(texts, ())
+    patterns = [pattern for injector in topology.injectors.values() for pattern in injector.patterns]
+    for uri in map(parse_uri, texts):
+        if uri.scheme == "otlp":
+            raise UsageError(
+                f"{uri.shown}: makes spans of joined events; publish a topology's lines elsewhere"
+            )
+        make_sink(uri.text, "check").close()
+        if uri.scheme == "file":
+            written = Path(f"/{uri.path}", "writer", "000000-000000000000.jsonl")
+            check_not_matched(patterns, [written], uri.shown)
+    if not follow:
+        check_reached(texts)
+
+
+def check_reached(sinks: Iterable[str]) -> None:
     """UsageError for a sink that is not there, of those that can say so. A run that ends when all is
     published would wait for it and fail."""
-    for text in settings.joiner.sinks:
+    for text in sinks:
         with contextlib.closing(make_sink(text, "check")) as sink:
             if isinstance(sink, Reached):
                 sink.reach(REACH_S)

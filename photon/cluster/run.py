@@ -341,7 +341,7 @@ def join(
         for side, patterns in (("primary", primary), ("foreign", foreign)):
             if side != piped and not any(map(is_source, patterns)):
                 check_matches(f"{side} log", patterns)
-        check_reached(settings)
+        check_reached(settings.joiner.sinks)
     check_apart(logs, out, work, names, roots)
     check_directories((out, work, *map(Path, roots)))
     topology = unplaced(settings, primary, foreign, out, drain=not follow)

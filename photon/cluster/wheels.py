@@ -39,7 +39,7 @@ from millwheel.topology import DEAD_LETTERS, Logs, Topology, dead_letters
 from millwheel.worker import received_logs, shared_store
 from photon.cluster.begun import Begun
 from photon.cluster.master import Master
-from photon.cluster.preflight import check_matches
+from photon.cluster.preflight import check_matches, check_published
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
 from photon.connect.importer import forget_known
 from photon.connect.uris import make_source
@@ -92,8 +92,8 @@ class WheelRun:
         self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
-        if not (stores or machine or history or (work / "state").exists()):
-            _check_logs(self._topology.injectors.values(), follow)
+        begins = not (stores or machine or history or (work / "state").exists())
+        _check_start(self._topology, follow, begins)
         self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
@@ -165,6 +165,7 @@ class WheelRun:
             "dead_letters": 0,
             "timers": 0,
             "counts": {},
+            "sinks": [],
             **told,
         }
 
@@ -476,6 +477,13 @@ class WheelRun:
         answer = {"error": f"not deployed, the run goes on as it was: {wrong}"} if wrong else {"ok": True}
         with contextlib.suppress(LostError):
             asker.send(links.ANSWER, pack(answer))
+
+
+def _check_start(topology: Topology, follow: bool, begins: bool) -> None:
+    """UsageError, of what is read and of where sinks are published."""
+    check_published(topology, follow)
+    if begins:
+        _check_logs(topology.injectors.values(), follow)
 
 
 def _network(machine: str, workers: int, shared: bool, config: Path | None, topology: Topology) -> Network:

@@ -95,6 +95,10 @@ def check_live(topology: Topology) -> None:
                     f"injector '{name}': {reason}, and a query of Spark's knows how long its logs are and "
                     "no more when a batch begins; use `photon millwheel run`"
                 )
+    for name in [name for name, sink in topology.sinks.items() if sink.published_to]:
+        raise TopologyError(
+            f"sink '{name}': only workers of a run publish; use `photon millwheel run`, or leave publish out"
+        )
     check(topology, {})
 
 

@@ -8,69 +8,17 @@ from collections import Counter
 
 import pytest
 
-from photon.connect import publishing, uris
-from photon.connect.ports import Guarantee
-from photon.core.clock import Backoff
-from photon.core.columns import split_lines
+from photon.connect import publishing
 from photon.core.errors import StorageError, UnavailableError, UsageError
 from photon.logs.writer import LogPosition
+from tests.connect.fake_sink import Sink, Store
 from tests.joiner.fakes import Crash, batch_of, crash_at, end_all, lines_of, output_files
 from tests.waiting import wait_until
 
 
-class Store:
-    """What outlives the sinks of a writer: lines, and the place, moved together."""
-
-    def __init__(self):
-        self.lines = Counter()
-        self.places = {}
-        self.batches = []
-        """Of how many lines each."""
-        self.batch_bytes, self.linger_s = 1 << 20, 0.0
-        self.fails = lambda: None
-        """Called before and after each write: raises what is to fail there."""
-
-    def sink(self, uri, writer):
-        return Sink(self, f"{uri.path} {writer}")
-
-
-class Sink:
-    guarantee = Guarantee.ATOMIC
-
-    @property
-    def batch_bytes(self):
-        return self._store.batch_bytes
-
-    @property
-    def linger_s(self):
-        return self._store.linger_s
-
-    def __init__(self, store, writer):
-        self._store, self._writer = store, writer
-
-    def open(self):
-        return self._store.places.get(self._writer)
-
-    def write(self, lines, start, end):
-        store = self._store
-        store.fails()
-        assert start == store.places.get(self._writer, LogPosition(0, 0)) or not start.offset
-        assert lines.endswith(b"\n")
-        store.lines.update(split_lines(lines))
-        store.batches.append(lines.count(b"\n"))
-        store.places[self._writer] = end
-        store.fails()
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def sink(monkeypatch):
-    one = Store()
-    monkeypatch.setattr(publishing, "RETRIES", Backoff(0.001, 0.01))
-    monkeypatch.setattr(uris, "_maker", lambda *_: one.sink)
-    return one
+    return Store(monkeypatch)
 
 
 @pytest.fixture

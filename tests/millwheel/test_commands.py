@@ -80,7 +80,15 @@ def oracle_of(topology, lines):
 
 def told_of(counts):
     """The summary of a run that has ended."""
-    return {"dead_letters": 0, "timers": 0, "counts": counts, "ended": True, "seconds": 0, "restarts": 0}
+    return {
+        "dead_letters": 0,
+        "timers": 0,
+        "counts": counts,
+        "ended": True,
+        "seconds": 0,
+        "restarts": 0,
+        "sinks": [],
+    }
 
 
 @pytest.fixture
@@ -145,14 +153,15 @@ def test_a_command_writes_what_its_topology_does(system):
 
 
 def test_how_logs_are_read_is_the_commands_to_say(asked):
-    words = "--input a* --input b* --time at.s --unit s --lateness 1m --late drop --out mine --follow"
+    words = "--input a* --input b* --time at.s --unit s --lateness 1m --late drop --out mine --follow "
+    words += "--sink file:///a/b --sink file:///c"
     given = "--key user --window 1s --work work --workers 3 --json"
     assert group.main(["windows", *words.split(), *given.split()], standalone_mode=False) == 0
     ((topology, *how),) = asked
     assert how == [Path("work"), 3, True, ()]
     assert topology.injectors == {"records": Logs(("a*", "b*"), "at.s", "s", lateness_s=60)}
     assert topology.computations["count"].late == "drop"
-    assert topology.sinks == {"windows": LogSink("mine")}
+    assert topology.sinks == {"windows": LogSink("mine", publish=("file:///a/b", "file:///c"))}
 
 
 def test_the_pages_commands_are_such(asked):
@@ -240,8 +249,13 @@ def test_a_work_directory_goes_on_only_with_what_it_was_begun_with(system):
     first = written()
     assert "work was begun with length_s 10.0, now 5.0" in system.refused("windows", "--window", "5s", *given)
     assert "begun by another command" in system.refused("sessions", "--gap", "5s", *given)
-    system.ask("windows", "--window", "10s", "--workers", "2", *given)
-    assert written() == first
+    for sinks in (["a"], ["a", "b"], []):  # may be others
+        to = [word for sink in sinks for word in ("--sink", f"file://{system.directory}/{sink}")]
+        system.ask("windows", "--window", "10s", "--workers", "2", *to, *given)
+        assert written() == first
+    for sink in ("a", "b"):
+        published = (system.directory / sink).glob("*/*.jsonl")
+        assert sorted(line for path in published for line in path.open("rb")) == first
 
 
 def test_a_run_that_is_refused_lets_the_work_directory_go(tmp_path, monkeypatch):

@@ -13,9 +13,9 @@ from millwheel.engine.records import SLOTS
 from millwheel.engine.shares import Shares, Work, even
 from millwheel.links import LostError
 from millwheel.machines import Machine, Round
-from photon.cli.millwheel import group
+from photon.cli.millwheel import _because, group
 from photon.cluster import wheels
-from photon.cluster.master import Master
+from photon.cluster.master import STALL_S, Master
 
 
 class Relay(Computation):
@@ -80,6 +80,38 @@ def test_a_run_that_goes_on_behind_its_end_has_ended_when_none_did_anything_from
     assert not one.finished
     answers(0, 3, 4)
     assert one.finished and one.summary()["counts"]["relay"]["records"] == 5 and asked() == []
+
+
+def test_a_run_ends_when_all_is_published_or_a_sink_has_taken_nothing_for_long(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    one, link = master(), SimpleNamespace(known=False)
+    ended = dict.fromkeys(one.authority.marks, NEVER)
+    sink = {"stream": "seen", "sink": "kafka://h/t", "refused": 0, "trouble": "no broker", "behind": True}
+
+    def tells(kind, published, behind, *asked):
+        sinks = [
+            {**sink, "published": published, "behind": behind},
+            {**sink, "published": 1, "behind": False, "trouble": None},  # of another lane
+        ]
+        one.hear(link, kind, [0, {**status(5, 1), "expects": False, "sinks": sinks}, *asked])
+
+    one.hear(link, links.BEGINS, ["a", 1, 0, 5, ended])
+    one.hear(link, links.REPORT, [0, 5, ended])
+    tells(links.FINISHED, 0, True, 1)
+    tells(links.FINISHED, 0, True, 2)
+    assert not one.finished
+    assert one.summary()["sinks"] == [{**sink, "published": 1}]
+    now[0] += STALL_S - 1
+    tells(links.STATUS, 1, True)
+    now[0] += STALL_S - 1
+    tells(links.STATUS, 1, True)
+    assert one.stalled() is None
+    now[0] += 1
+    held = one.stalled()
+    assert _because(held) == "kafka://h/t has not all of 'seen' (no broker)"
+    tells(links.STATUS, 2, False)
+    assert one.finished and one.stalled() is None
 
 
 def test_why_takes_the_name_of_a_stream_for_the_computation_that_makes_it():

@@ -17,8 +17,8 @@ from tests.seeds import seeds
 class Store:
     """What a worker's store keeps for the files of one sink."""
 
-    def __init__(self, directory, file_bytes_max=100):
-        self._sink = LogSink(str(directory), file_bytes_max=file_bytes_max)
+    def __init__(self, directory, file_bytes_max=100, publish=()):
+        self._sink = LogSink(str(directory), file_bytes_max=file_bytes_max, publish=publish)
         self.directory = directory
         self.place = begin(self._sink, "x", 0)
         self.left = {}

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from millwheel import Logs, Push, TopologyError
+from millwheel import Logs, LogSink, Push, TopologyError
 from millwheel.engine.plan import numbered
 from millwheel.testing import in_order, oracle
 from photon.core.errors import CorruptStateError, UsageError
@@ -231,4 +231,6 @@ def test_what_spark_can_not_run_is_refused_with_the_reason(tmp_path):
             check_live(two_stages(injector))
     with pytest.raises(TopologyError, match="asks or changes something outside"):
         check_live(DECLARED)
+    with pytest.raises(TopologyError, match="sink 'totals': only workers of a run publish"):
+        check_live(two_stages(totals=LogSink("out", publish="kafka://h/t")))
     check_live(two_stages())
