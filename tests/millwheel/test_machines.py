@@ -469,6 +469,7 @@ def system(tmp_path):
 @pytest.mark.timeout(300)
 def test_machines_come_are_killed_freeze_and_leave_and_each_line_is_there_once(uri, system, tmp_path):
     several = Several(system, uri, tmp_path, 5)
+    system.environment["PUBLISH"] = f"file://{tmp_path}/published?every_s=1"
     one = several.start("one", "--follow")
     several.computes("one")
     several.start("two", "--follow")
@@ -498,6 +499,9 @@ def test_machines_come_are_killed_freeze_and_leave_and_each_line_is_there_once(u
         system.signal(name, signal.SIGTERM)
     wait_until(lambda: not [*system.processes("two"), *system.processes("three")])
     several.finish("two", "three")
+    published = [path.read_bytes() for path in tmp_path.glob("published/*/*.jsonl")]
+    written = [path.read_bytes() for path in tmp_path.glob("out/totals/*.jsonl")]
+    assert sorted(b"".join(published).split()) == sorted(b"".join(written).split())
 
 
 OF_MACHINE = """import os

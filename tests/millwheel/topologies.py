@@ -96,6 +96,7 @@ ANOMALIES = Topology(
 
 HELD = two_stages(
     Logs("logs/*.jsonl", "ts", lateness_s=2, expected=("logs/0*", "logs/1*"), silent="hold"),
+    totals=LogSink("out/totals", publish=os.environ.get("PUBLISH", ())),
     **{DEAD_LETTERS: LogSink("out/dead-letters")},
 )
 """As well by what was written."""
