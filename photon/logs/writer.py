@@ -1,7 +1,6 @@
 """Append-only log files that rotate at a maximum size, and the dead letters, written exactly once."""
 
 import base64
-import contextlib
 import os
 import threading
 from collections.abc import Iterable
@@ -171,13 +170,14 @@ class RotatingLog:
         try:
             write_all(self._fd, data)
         except OSError as error:
-            self._failure = failure = storage_error(error, self.path(self._file))
-            if not self._read_at_once:
-                with contextlib.suppress(
-                    OSError
-                ):  # else a partial line stands there: only a restart can cut it
+            failure = storage_error(error, self.path(self._file))
+            if self._read_at_once:
+                self._failure = failure
+            else:
+                try:
                     os.ftruncate(self._fd, self._size)
-                    self._failure = None
+                except OSError:
+                    self._failure = failure  # a partial line stands there: only a restart can cut it
             raise failure from error
 
     def _sync_all(self) -> LogPosition:
