@@ -240,7 +240,7 @@ def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stoc
         elif now := asked.pop(seen.source, None):
             files[file.number] = msgspec.structs.replace(file, name=now.name)
             if file.archive is None and _has_gained(now.name, file.offset, now.size, settings):
-                readings.append(LogFile(now.name, now.size, file.offset, file.number))
+                readings.append(LogFile(now.name, now.size, file.offset, file.number, now.inode))
         else:
             files[file.number] = msgspec.structs.replace(file, name=seen.name)
     grown, gone = len(readings), len(manifest.live) - len(known)
@@ -248,7 +248,7 @@ def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stoc
         archive = built_map.stamp_of(new)
         files[number] = BuiltFile(number, new.name, archive=archive)
         if archive is not None or _has_gained(new.name, 0, new.size, settings):
-            readings.append(LogFile(new.name, new.size, 0, number))
+            readings.append(LogFile(new.name, new.size, 0, number, new.inode))
     return Stock(files, readings, grown, len(asked), gone)
 
 

@@ -126,16 +126,19 @@ def _pieces(file: LogFile, split: int) -> list[Range]:
 
 
 def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, Chunk]]:
-    """The records of a range: the path that was read (of an archive, its unpacked copy), and a chunk.
+    """The records of a range: where they can be read again until the next (of an archive, its unpacked copy),
+    and a chunk.
 
     `unended`: a last line without its newline counts if it is a JSON object, as it always does in an
     archive. StorageError if the file can't be read.
     """
     try:
-        name = _name_now(one.file)
-        if not is_packed(name):
-            yield from _chunks(name, one, settings, unended)
-            return
+        while not is_packed(name := _name_now(one.file)):
+            with open(name, "rb") as log:
+                path = f"/proc/self/fd/{log.fileno()}"  # of the same file, whatever is rotated meanwhile
+                if _is_log(path, one.file):
+                    yield from _chunks(path, one, settings, unended)
+                    return
         with _unpacked(name) as (path, size):
             yield from _chunks(path, Range(one.file, one.start, size), settings, True, size)
     except OSError as error:
@@ -164,6 +167,13 @@ def _name_now(file: LogFile) -> str:
         f"back into {directory} as it was, under any name, and run the same command again; where no copy is "
         "left, begin anew, under another --datacenter or --work"
     )
+
+
+def _is_log(path: str, file: LogFile) -> bool:
+    """Whether that is it: its name may have been another's between two looks."""
+    if file.inode and file.telling:
+        return _holds(path, file)
+    return not file.inode or os.stat(path).st_ino == file.inode
 
 
 def _holds(path: str, file: LogFile) -> bool:

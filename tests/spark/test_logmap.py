@@ -241,6 +241,29 @@ def test_a_renamed_log_is_known_again_and_an_overwritten_one_is_taken_anew(logs)
     logs.check_same(exactly=False)
 
 
+@pytest.mark.parametrize("written", [0, 500])
+def test_a_log_that_is_rotated_before_it_is_read_is_read_under_its_new_name(
+    logs, small_splits, monkeypatch, written
+):
+    """What its name holds by then was mapped as if it were the rest of the log, or ended the build."""
+    import spark.logmap as building
+
+    logs.write("a.jsonl", logs.photon(200))
+    reading = building.rows_of
+
+    def rotated(*given):
+        (logs.logs / "a.jsonl").rename(logs.logs / "a.jsonl.1")
+        logs.write("a.jsonl", logs.photon(written))
+        return reading(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "rows_of", rotated)
+        built = logs.build()
+    assert (built.new, built.events) == (1, 200)
+    assert logs.build().events == written
+    logs.check_same()
+
+
 def test_logs_that_are_not_named_again_stay_in_the_map(logs):
     from spark.logmap import build
 

@@ -201,3 +201,14 @@ def test_a_file_that_is_shorter_where_it_is_read_than_where_it_was_listed_is_an_
     os.truncate(path, 11 * 40)
     with pytest.raises(StorageError, match="holds 440 bytes where 1100 were listed"):
         lines_of(listed)
+
+
+def test_a_range_is_of_one_file_whatever_is_rotated_while_it_is_read(tmp_path):
+    path = tmp_path / "queries.jsonl"
+    path.write_bytes(b'{"id":"a"}\n' * 100)
+    file = local_file(str(path))
+    chunks = chunks_of(Range(file, 0, file.size), Logs(chunk_bytes=110), unended=False)
+    found = next(chunks)[1].data
+    path.rename(tmp_path / "queries.jsonl.1")
+    path.write_bytes(b'{"id":"b"}\n' * 200)
+    assert found + b"".join(chunk.data for _, chunk in chunks) == b'{"id":"a"}\n' * 100
