@@ -13,6 +13,7 @@ Who computes by time asks of copies up to when they have all (`known_to`): the p
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import sys
@@ -30,7 +31,7 @@ from photon.connect.rows import note_rows, rows_path
 from photon.connect.uris import is_source, make_source, parse_uri
 from photon.core.clock import Background, Backoff
 from photon.core.disk import LmdbFile, make_directory, storage_errors
-from photon.core.errors import PhotonError, StorageError, UnavailableError, UsageError, told
+from photon.core.errors import DiskFullError, PhotonError, StorageError, UnavailableError, UsageError, told
 from photon.core.settings import Imports, Settings
 from photon.logs.writer import LogPosition, RotatingLog
 
@@ -507,28 +508,50 @@ def stdin_pattern(directory: Path, side: str) -> str:
     return str(directory / f"stdin-{side}-*.jsonl")
 
 
-def copy_stdin(directory: Path, side: str, file_bytes_max: int, fd: int = 0) -> None:
+def copy_stdin(
+    directory: Path,
+    side: str,
+    file_bytes_max: int,
+    fd: int = 0,
+    await_room: Callable[[DiskFullError, int], None] | None = None,
+) -> None:
     """Return when it ends and all of it is durable, the last line too if it has no end. DiskFullError,
-    StorageError, OSError."""
+    StorageError, OSError. `await_room`: told of a full disk, and how often in a row, before another try."""
     with contextlib.closing(RotatingLog(directory, f"stdin-{side}", file_bytes_max)) as log:
         if log.position.offset:
             log.rotate()
+
+        def append(lines: bytes) -> None:
+            for failures in itertools.count(1):
+                try:
+                    log.append(lines)
+                    return
+                except DiskFullError as error:
+                    if await_room is None or log.broken:
+                        raise
+                    await_room(error, failures)
+
         rest = b""
         while block := os.read(fd, _READ_BYTES):
             lines, newline, rest = (rest + block).rpartition(b"\n")
             if newline:
-                log.append(lines + newline)
+                append(lines + newline)
         if rest:
-            log.append(rest + b"\n")
+            append(rest + b"\n")
         log.sync()
 
 
 def follow_stdin(directory: Path, side: str, file_bytes_max: int, notice: Callable[[str], None]) -> None:
-    """The same in a thread, which tells how it ended."""
+    """The same in a thread, which waits for room on a full disk, and tells how it ended."""
+
+    def await_room(error: DiskFullError, failures: int) -> None:
+        if failures == 1:
+            notice(f"standard input waits: {error}")
+        time.sleep(_RETRIES.delay_s(failures))
 
     def copy() -> None:
         try:
-            copy_stdin(directory, side, file_bytes_max)
+            copy_stdin(directory, side, file_bytes_max, await_room=await_room)
         except (PhotonError, OSError) as error:
             notice(f"standard input is read no more: {told(error)}")
         else:
