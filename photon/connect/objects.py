@@ -37,6 +37,8 @@ STORE_ERRORS: Final = (BaseError, FileNotFoundError)
 _NEVER_WORKS: Final = (PermissionDeniedError, UnauthenticatedError)
 _REFUSED: Final = re.compile(r"status code: 40[134]\b")
 """Of a listing, by what is not let in, or a bucket that is not there."""
+_UNNAMED: Final = "object with invalid path"
+"""In what a listing ends with at a name that obstore can't say: `a//b`."""
 _VARYING: Final = re.compile(r" in [\d.]+[mnµ]?s\b|<(RequestId|HostId)>.*?</\1>|<[^>]*>", re.DOTALL)
 """What makes each answer another one; and tags."""
 
@@ -60,6 +62,8 @@ def refusal(uri: Uri, error: Exception) -> PhotonError:
     """What a store has raised, in a line; UsageError where no other try can work."""
     text = str(error).partition("\n\nDebug source")[0]
     told = f"{uri.shown}: {' '.join(_VARYING.sub(' ', text).split())}"
+    if _UNNAMED in text:
+        return UsageError(f"{told}; rename that object, or name a prefix that it is not under")
     if isinstance(error, _NEVER_WORKS) or _REFUSED.search(text):
         return UsageError(told)
     return UnavailableError(f"{told}; tried again")

@@ -3,6 +3,7 @@
 import gzip
 import json
 import signal
+import urllib.request
 
 import obstore
 import pyarrow as pa
@@ -185,6 +186,16 @@ def test_a_store_that_is_away_is_asked_again_and_one_that_is_not_there_is_told(s
         make_source(nobody, FIELDS).open({}, True)
     with pytest.raises(UsageError, match="nobucket"):
         make_source(s3.uri("x").replace("s3://bucket", "s3://nobucket"), FIELDS).open({}, True)
+
+
+@pytest.mark.long
+def test_a_listing_that_ends_at_a_name_that_cannot_be_said_is_told_with_its_mend(s3):
+    """It was tried again for ever, and nothing below the prefix read."""
+    s3.put("named/a.jsonl", lines(1))
+    url = f"{s3.endpoint}/{s3.bucket}/named//b.jsonl"
+    urllib.request.urlopen(urllib.request.Request(url, data=lines(2), method="PUT"), timeout=5).close()
+    with pytest.raises(UsageError, match=r"named//b.jsonl.*; rename that object, or na"):
+        make_source(s3.uri("named"), FIELDS).open({}, True)
 
 
 @pytest.mark.long
