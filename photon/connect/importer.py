@@ -390,10 +390,10 @@ class Import:
             self._opened = True
         self._sweep()
         if self._held >= self._settings.bytes_max:
-            raise StorageError(
-                f"{self._directory}: holds {self._held} bytes; raise imports.bytes_max, or lower "
-                "imports.keep_days"
-            )
+            told = f"{self._directory}: holds {self._held} bytes; raise imports.bytes_max"
+            if self._drain and self._notices is None:  # nothing is deleted then
+                raise UsageError(told)
+            raise StorageError(f"{told}, or lower imports.keep_days")
         batches = self._source.read(WAIT_S)
         for loss in self._source.losses():
             self._note_loss(loss)

@@ -251,10 +251,10 @@ class Scripted:
 def imported(tmp_path, monkeypatch):
     made = []
 
-    def run(source, until, **settings):
+    def run(source, until, drain=True, **settings):
         notices, failures = [], []
         monkeypatch.setattr(importer, "make_source", lambda *_: source)
-        arguments = ("kafka://h/t", "primary", tmp_path, FIELDS, Imports(**settings), True)
+        arguments = ("kafka://h/t", "primary", tmp_path, FIELDS, Imports(**settings), drain)
         one = Import(*arguments, notices.append, failures.append)
         made.append(one)
         one.start()
@@ -354,9 +354,17 @@ def test_what_no_other_try_mends_ends_the_process(imported):
 
 def test_copies_are_bounded(imported):
     source = Scripted(*([batch("a", (n * 9_000, 9_000))] for n in range(20)))
-    status, notices, _ = imported(source, lambda one, _: one.status()["trouble"], bytes_max=1 << 20)
+    troubled = lambda one, _: one.status()["trouble"]  # noqa: E731
+    status, notices, _ = imported(source, troubled, drain=False, bytes_max=1 << 20)
     assert "raise imports.bytes_max, or lower imports.keep_days" in notices[0]
     assert 1 << 20 <= status["kept_bytes"] < 2 << 20
+
+
+def test_a_run_that_can_never_copy_all_ends_for_none_of_its_copies_is_deleted(imported):
+    source = Scripted(*([batch("a", (n * 9_000, 9_000))] for n in range(20)))
+    _, _, failures = imported(source, lambda _, failures: failures, bytes_max=1 << 20)
+    assert isinstance(failures[0], UsageError)
+    assert str(failures[0]).endswith(" bytes; raise imports.bytes_max")
 
 
 class Endless(Scripted):
