@@ -4,6 +4,7 @@ record's number its row or line.
 A file is known by its content's version, too: one that changes is read from its start.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple, Protocol
@@ -69,6 +70,8 @@ class WholeFiles:
         """Name -> the version that was read last, or found."""
         self._drain = False
         self._waiting: dict[str, None] = {}
+        self._again: dict[str, None] = {}
+        """Those that could not be read: behind all others, so that they hold up none."""
         self._current: tuple[str, IO[bytes], Iterator[Rows]] | None = None
         self._row = 0
         self._looked_s = float("-inf")
@@ -80,7 +83,7 @@ class WholeFiles:
     def open(self, after: Mapping[str, int], drain: bool) -> None:
         self._leave()
         self._after, self._drain = dict(after), drain
-        self._read, self._waiting, self._failed = {}, {}, None
+        self._read, self._waiting, self._again, self._failed = {}, {}, {}, None
         self._looked_s = float("-inf")
         self._look()
         if drain and not self._waiting:
@@ -94,42 +97,47 @@ class WholeFiles:
             if version != self._read.get(name):
                 self._read[name] = version
                 self._waiting[name] = None
+                self._again.pop(name, None)
         if reason := self._shelf.told():
             self._failed = UsageError(reason) if self._drain else UnavailableError(reason)
             if self._drain:
                 raise self._failed
 
     def read(self, wait_s: float) -> Sequence[Batch]:
-        if not (self._waiting or self._failed):
+        if not (self._waiting or self._again or self._failed):
             time.sleep(max(0.0, min(wait_s, self._looked_s + self._shelf.look_every_s - time.monotonic())))
         if self._current is None:
             self._look()
         batches: list[Batch] = []
         rows = size = 0
-        for _ in range(_FILES_A_READ):
-            if self._failed is not None and not batches:
-                error, self._failed = self._failed, None
-                raise error
-            if not self._waiting or self._failed or rows >= ROWS_MAX or size >= BLOCK_BYTES:
+        for _ in range(0 if self._failed else _FILES_A_READ):
+            tells = self._failed is not None and (self._drain or not self._waiting)
+            if tells or not (self._waiting or self._again) or rows >= ROWS_MAX or size >= BLOCK_BYTES:
                 break
             try:
                 batch = self._next()
             except (UsageError, UnavailableError) as error:
-                self._failed = error
+                self._failed = self._failed or error  # the others are told of when they are tried again
+                if isinstance(error.__cause__, UnavailableError):
+                    break  # so would all others be
                 continue
             if batch is not None:
                 batches.append(batch)
                 rows, size = rows + batch.runs[0][1], size + len(batch.lines)
-        if not (self._waiting or self._failed):
+        if not (self._waiting or self._again or self._failed):
             self._known_us = self._looked_us
+        if self._failed is not None and not batches:
+            failed, self._failed = self._failed, None
+            raise failed
         return batches
 
     def _next(self) -> Batch | None:
-        """The next of the first file that waits; None: it has no more. UsageError, UnavailableError."""
-        name = next(iter(self._waiting))
+        """The next of the file in hand, or of the first that waits; None: it has no more. UsageError,
+        UnavailableError."""
+        name = next(iter(self._waiting or self._again)) if self._current is None else self._current[0]
         try:
             if self._current is None:
-                opened = self._shelf.open(name, iter(self._waiting))
+                opened = self._shelf.open(name, itertools.chain(self._waiting, self._again))
                 self._read[name], self._row = opened.version, 0
                 self._current = name, opened.file, self._rows_of(name, opened.file, self._fields)
             found = next(self._current[2], None)
@@ -138,7 +146,7 @@ class WholeFiles:
             raise self._in_words(name, error) from error
         if found is None:
             self._leave()
-            del self._waiting[name]
+            self._put_off(name)
             return None
         first, self._row = self._row, self._row + found.records
         partition = f"{name}\0{self._read[name]}"
@@ -151,7 +159,7 @@ class WholeFiles:
     def _in_words(self, name: str, error: Exception) -> UsageError | UnavailableError:
         """What is wrong with a file; it is tried again behind the others."""
         if isinstance(error, UnavailableError):
-            self._waiting[name] = self._waiting.pop(name)
+            self._put_off(name, again=True)
             return error
         reason = first_line(error)
         if any(sign in reason for sign in _NO_UTF8):
@@ -160,15 +168,21 @@ class WholeFiles:
             reason += "; is it whole?"
         if self._drain:
             return UsageError(f"{name}: {reason}")
-        del self._waiting[name]
         if not self._shelf.has(name):  # it may come again
+            self._put_off(name)
             del self._read[name]
             return UnavailableError(
                 f"{name} is gone, though it was not read to its end: what it had more is not imported"
             )
-        self._waiting[name] = None
+        self._put_off(name, again=True)
         again = "tried again: write it under another name and rename it"
         return UnavailableError(f"{name}: {reason}; {again}")
+
+    def _put_off(self, name: str, again: bool = False) -> None:
+        self._waiting.pop(name, None)
+        self._again.pop(name, None)
+        if again:
+            self._again[name] = None
 
     def _leave(self) -> None:
         if self._current is not None:
@@ -176,7 +190,7 @@ class WholeFiles:
             self._current = None
 
     def state(self) -> State:
-        if self._waiting or self._failed:
+        if self._waiting or self._again or self._failed:
             return State.ACTIVE
         return State.FINISHED if self._drain else State.IDLE
 
@@ -184,7 +198,7 @@ class WholeFiles:
         return []
 
     def behind(self) -> int | None:
-        return None if self._waiting else 0
+        return None if self._waiting or self._again else 0
 
     def known_to(self) -> int:
         return self._known_us

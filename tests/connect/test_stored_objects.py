@@ -152,6 +152,22 @@ def test_what_cannot_be_read_holds_up_no_other(store):
     source.close()
 
 
+def test_a_new_object_waits_for_none_that_cannot_be_read(store):
+    """Each of those is told by an error, after which its thread waits up to 10 s."""
+    for number in range(5):
+        obstore.put(store, f"bad{number}.jsonl", b"BZh91AY&SY rest")
+    source = make_source("s3://lake/*", FIELDS)
+    source.open({}, False)
+    obstore.put(store, "c.jsonl", lines(1))
+    assert [one.lines for one in source.read(0.0)] == [lines(1)]
+    for number in (0, 0, 1, 2):  # told of, and tried again
+        with pytest.raises(UnavailableError, match=f"bad{number}"):
+            source.read(0.0)
+    obstore.put(store, "d.jsonl", lines(2))
+    assert [one.lines for one in source.read(0.0)] == [lines(2)]
+    source.close()
+
+
 def test_a_line_that_never_ends_takes_no_more_memory_than_its_bound(store, monkeypatch):
     monkeypatch.setattr("photon.connect.tables._LINE_BYTES_MAX", 1 << 20)
     obstore.put(store, "a.jsonl", bytes(9 << 20))
@@ -191,11 +207,11 @@ def test_a_store_that_is_away_is_asked_again_and_one_that_is_not_there_is_told(s
 @pytest.mark.long
 def test_a_listing_that_ends_at_a_name_that_cannot_be_said_is_told_with_its_mend(s3):
     """It was tried again for ever, and nothing below the prefix read."""
-    s3.put("named/a.jsonl", lines(1))
-    url = f"{s3.endpoint}/{s3.bucket}/named//b.jsonl"
-    urllib.request.urlopen(urllib.request.Request(url, data=lines(2), method="PUT"), timeout=5).close()
-    with pytest.raises(UsageError, match=r"named//b.jsonl.*; rename that object, or na"):
-        make_source(s3.uri("named"), FIELDS).open({}, True)
+    for path, content in (("strange", None), ("strange/named//b.jsonl", lines(2))):
+        ask = urllib.request.Request(f"{s3.endpoint}/{path}", data=content, method="PUT")
+        urllib.request.urlopen(ask, timeout=5).close()
+    with pytest.raises(UsageError, match=r"named//b.jsonl.*; rename that object, or name a prefix that"):
+        make_source(s3.uri("named").replace("s3://bucket", "s3://strange"), FIELDS).open({}, True)
 
 
 @pytest.mark.long
