@@ -5,6 +5,7 @@ little, and a slow reader no connection. Its version is its ETag: an object neve
 get its name.
 """
 
+import contextlib
 import glob
 import itertools
 import tempfile
@@ -50,7 +51,7 @@ class StoredObjects:
         self._parts = uri.path.rstrip("/").split("/")
         fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), self._parts))
         self._magic = len(fixed) < len(self._parts)
-        self._above = "/".join(fixed if self._magic else fixed[:-1])
+        self._above = "/".join(fixed)
         self._answered = False
         """Once: who was let in then is asked again, whatever is said later."""
         self._sizes: dict[str, int] = {}
@@ -61,11 +62,10 @@ class StoredObjects:
         found = {}
         self._sizes.clear()
         try:
-            for listed in obstore.list(self._store, self._above or None, chunk_size=1000):
-                for one in listed:
-                    if one["size"] and self._is_named(one["path"]):
-                        name = f"{self._uri.scheme}://{self._uri.place}/{one['path']}"
-                        found[name], self._sizes[name] = _version_of(one), one["size"]
+            for one in self._listed():
+                if one["size"] and self._is_named(one["path"]):
+                    name = f"{self._uri.scheme}://{self._uri.place}/{one['path']}"
+                    found[name], self._sizes[name] = _version_of(one), one["size"]
         except STORE_ERRORS as error:
             told = refusal(self._uri, error)
             if isinstance(told, UsageError) and self._answered:
@@ -73,6 +73,14 @@ class StoredObjects:
             raise told from error
         self._answered = True
         return dict(sorted(found.items()))
+
+    def _listed(self) -> Iterator[Any]:
+        """Nothing beside what is named: a bucket may hold millions of others."""
+        for listed in obstore.list(self._store, self._above or None, chunk_size=1000):
+            yield from listed
+        if self._above and not self._magic:
+            with contextlib.suppress(FileNotFoundError):
+                yield obstore.head(self._store, self._above)
 
     def _is_named(self, path: str) -> bool:
         parts = path.split("/")

@@ -114,6 +114,18 @@ def test_objects_are_named_as_files_are(store, text, named):
     assert list(read(text)[0]) == [above + path for path in named]
 
 
+def test_what_lies_beside_what_is_named_is_not_listed(store, monkeypatch):
+    """It may be millions of objects, and was asked for every 10 s."""
+    listed, list_ = [], obstore.list
+    monkeypatch.setattr(
+        obstore, "list", lambda one, prefix, **given: listed.append(prefix) or list_(one, prefix, **given)
+    )
+    for path in ("logs/a", "logs/a/b", "logs/c"):
+        obstore.put(store, path, lines(1))
+    assert list(read("s3://lake/logs/a")[0]) == ["s3://lake/logs/a", "s3://lake/logs/a/b"]
+    assert listed == ["logs/a"]
+
+
 def test_another_object_of_a_name_is_read_from_its_start_and_new_ones_are_found(store):
     obstore.put(store, "a.jsonl", lines(1, 2))
     source = make_source("s3://lake/*", FIELDS)
