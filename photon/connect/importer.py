@@ -186,6 +186,8 @@ class Copies:
     def _left_out(self, stripe: int, append: _Append) -> dict[str, int | None]:
         """Partitions of which some of the append is not in the log -> the last number that is."""
         path = self._logs[stripe].path(append.file)
+        if not path.exists() and append.file < self._logs[stripe].position.file:
+            return {}  # no other is begun before it is whole; it was read since, and deleted
         with storage_errors(path):
             data = b""
             if path.exists():

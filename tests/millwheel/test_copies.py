@@ -191,6 +191,23 @@ def test_files_that_were_read_and_grow_no_more_are_deleted_and_nothing_is_copied
     assert copied.bound == 61
 
 
+def test_a_file_that_is_read_and_deleted_is_not_copied_again_though_nothing_stands_in_the_next(copied):
+    copied.copy("a", 1, 2)
+    copied.copies._logs[0].rotate()  # and killed before it noted what it was to append
+    for _ in range(2):
+        copied.copies.close()
+        copied.copies = Copies(copied.directory, FILE_BYTES, URI)
+        assert copied.copies.after == {"a": 1}
+        copied.promise(2)
+        copied.look()
+        copied.read()
+        copied.look()
+        copied.clock.advance(1.0)
+        for path in copied.source.spent():
+            drop_copy(path)
+    assert [path.name for path in copied.directory.glob("0-*.jsonl")] == ["0-000001.jsonl"]
+
+
 def test_what_the_importer_tells_is_told_and_why_it_has_no_more(copied):
     copied.copy("a", 1)
     copied.promise(1, trouble="no broker", notices=["a has records 3 to 5 no more"])
