@@ -138,7 +138,8 @@ class LogSource:
         self._newest: dict[int, int] = {}
         states = []
         # Renamed while nobody looked, or found by another spelling, a file may be another worker's now.
-        shared = not all(map(mine, range(SLOTS)))
+        named = imported or bool(injector.listen)  # by names that come once; what is deleted leaves its inode
+        shared = not (named or all(map(mine, range(SLOTS))))
         names = {file.source: file.name for file in find(injector.patterns, _pass_over)} if shared else {}
         for _, packed in rows:
             newest, state = _position(packed)
@@ -158,6 +159,7 @@ class LogSource:
             wake,
             keep_copies=False,
             first=first,
+            by_name=lambda _: named,
         )
         self._follower.order = lambda number: self._newest.get(number, BEFORE)
         self._drain = drain

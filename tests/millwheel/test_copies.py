@@ -208,6 +208,19 @@ def test_a_file_that_is_read_and_deleted_is_not_copied_again_though_nothing_stan
     assert [path.name for path in copied.directory.glob("0-*.jsonl")] == ["0-000001.jsonl"]
 
 
+def test_copies_that_are_alike_are_all_read_and_what_is_deleted_here_is_not_told(copied):
+    read = 0
+    for _ in range(10):
+        copied.copy("a", *[5] * 40)
+        copied.promise(5)
+        copied.look()
+        read += copied.read()
+        for path in copied.source.spent():
+            drop_copy(path)
+        copied.look()
+    assert (read, copied.told) == (400, [])
+
+
 def test_what_the_importer_tells_is_told_and_why_it_has_no_more(copied):
     copied.copy("a", 1)
     copied.promise(1, trouble="no broker", notices=["a has records 3 to 5 no more"])
