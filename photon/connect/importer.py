@@ -252,6 +252,12 @@ class Copies:
             log.rotate()
         return log.position
 
+    def end_files(self) -> None:
+        """None grows any more: each can be deleted once it was read. StorageError."""
+        for log in self._logs:
+            if log.position.offset:
+                log.rotate()
+
     def sweep(self, keep_s: float, now_s: float) -> int:
         """Delete files that were left so long ago; bytes of what stays."""
         size = 0
@@ -392,10 +398,15 @@ class Import:
             self._opened = True
         self._sweep()
         if self._held >= self._settings.bytes_max:
-            told = f"{self._directory}: holds {self._held} bytes; raise imports.bytes_max"
-            if self._drain and self._notices is None:  # nothing is deleted then
-                raise UsageError(told)
-            raise StorageError(f"{told}, or lower imports.keep_days")
+            holds = f"{self._directory}: holds {self._held} bytes; raise imports.bytes_max"
+            if self._notices is not None:
+                mend = "wait until more of them is read"
+            elif self._drain:  # nothing is deleted then
+                raise UsageError(holds)
+            else:
+                mend = "lower imports.keep_days"
+            self._copies.end_files()
+            raise StorageError(f"{holds}, or {mend}")
         batches = self._source.read(WAIT_S)
         for loss in self._source.losses():
             self._note_loss(loss)

@@ -8,7 +8,7 @@ import pytest
 
 from photon.connect import importer
 from photon.connect import server as importer_server
-from photon.connect.importer import Copies, Import, copies_of
+from photon.connect.importer import Copies, Import, copies_of, drop_copy
 from photon.connect.ports import Batch, Fields, Loss, State
 from photon.connect.rows import place_of
 from photon.connect.server import ImporterServer
@@ -251,11 +251,12 @@ class Scripted:
 def imported(tmp_path, monkeypatch):
     made = []
 
-    def run(source, until, drain=True, **settings):
+    def run(source, until, drain=True, deleted=False, **settings):
         notices, failures = [], []
         monkeypatch.setattr(importer, "make_source", lambda *_: source)
         arguments = ("kafka://h/t", "primary", tmp_path, FIELDS, Imports(**settings), drain)
-        one = Import(*arguments, notices.append, failures.append)
+        told = (lambda: []) if deleted else None
+        one = Import(*arguments, notices.append, failures.append, notices=told)
         made.append(one)
         one.start()
         wait_until(lambda: until(one, failures))
@@ -365,6 +366,18 @@ def test_a_run_that_can_never_copy_all_ends_for_none_of_its_copies_is_deleted(im
     _, _, failures = imported(source, lambda _, failures: failures, bytes_max=1 << 20)
     assert isinstance(failures[0], UsageError)
     assert str(failures[0]).endswith(" bytes; raise imports.bytes_max")
+
+
+def test_copies_that_are_read_make_room_for_more_though_their_files_might_grow_on(imported, tmp_path):
+    source = Scripted(*([batch("a", (n * 9_000, 9_000))] for n in range(20)))
+
+    def read_and_deleted(one, _):
+        for path in sorted(copies_of(tmp_path, "primary", "kafka://h/t").glob("0-*.jsonl"))[:-1]:
+            drop_copy(path)
+        return one.finished
+
+    status, _, failures = imported(source, read_and_deleted, deleted=True, bytes_max=1 << 20)
+    assert (status["records"], failures) == (180_000, [])
 
 
 class Endless(Scripted):
