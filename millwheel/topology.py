@@ -395,6 +395,8 @@ def _check_imported(name: str, injector: Logs) -> None:
                 raise TopologyError(f"injector '{name}': {uri.shown} can be a sink only")
         except UsageError as error:
             raise TopologyError(f"injector '{name}': {error}") from error
+    if len({*injector.copies(Path())}) < len(injector.patterns):
+        raise TopologyError(f"injector '{name}': names a source twice (options make no difference)")
 
 
 def _check_input(name: str, read: Input, of_log: bool, makers: Mapping[str, str]) -> None:

@@ -244,6 +244,7 @@ class Seen(Computation[int]):
         ("exports/*.csv", {"listed": True}, "listed files are those of sinks and joined logs"),
         ("pulsar://h/t", {}, "nothing is known by 'pulsar://'; known are kafka://"),
         ("postgresql://h/d", {}, "postgresql://h/d can be a sink only"),
+        ((URI, f"{URI}?group=g"), {}, "names a source twice"),
     ],
 )
 def test_an_injector_that_can_not_be_imported_is_refused(paths, more, told):
