@@ -240,6 +240,9 @@ class Scripted:
     def behind(self):
         return len(self.script)
 
+    def known_to(self):
+        return 0
+
     def kept(self, upto):
         self.told.append(dict(upto))
 
@@ -255,7 +258,7 @@ def imported(tmp_path, monkeypatch):
         notices, failures = [], []
         monkeypatch.setattr(importer, "make_source", lambda *_: source)
         arguments = ("kafka://h/t", "primary", tmp_path, FIELDS, Imports(**settings), drain)
-        told = (lambda: []) if deleted else None
+        told = list if deleted else None
         one = Import(*arguments, notices.append, failures.append, notices=told)
         made.append(one)
         one.start()
