@@ -211,7 +211,7 @@ class KafkaSource:
         self._next[partition] = max(self._next[partition], numbers[-1] + 1)
         self._places[partition] = self._id or "", numbers[-1]
         kind, at_ms = records[-1].timestamp()
-        if kind != TIMESTAMP_NOT_AVAILABLE:
+        if kind != TIMESTAMP_NOT_AVAILABLE and at_ms <= time.time_ns() // 1_000_000:  # else a clock was wrong
             self._known[partition] = max(self._known.get(partition, 0), at_ms * 1_000)
         runs = tuple((first, last - first + 1) for first, last in runs_of(numbers))
         return Batch(self._name(partition), lines + b"\n", runs)

@@ -161,6 +161,19 @@ def test_what_is_not_read_to_its_end_is_known_as_its_records_say(topic, produced
     assert {0, 2_001} <= set(known) <= {0, 1, 1_001, 2_001}
 
 
+def test_a_record_from_the_future_promises_nothing_of_those_behind_it(topic, produced, source):
+    name, known = topic(), []
+    produced(name, [b'{"n":0}'] * 300, timestamp=now_ms() + 600_000)
+    produced(name, [b'{"n":0}'] * 400, timestamp=1_000)
+    one = source(name)
+    one.open({}, False)
+    one._asked_s = float("inf")  # it never asks where they end
+    while one.behind():
+        one.read(0.5)
+        known.append(one.known_to() // 1_000)
+    assert {*known} <= {0, 1_000}
+
+
 def test_a_value_is_one_line_whatever_it_is(topic, produced, source):
     name = topic()
     produced(name, [b'{\n "a": "b\\n"\n}', None, b"", b"no json"])
