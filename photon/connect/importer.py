@@ -385,7 +385,8 @@ class Import:
         except Exception as error:
             if told(error) != self.trouble:
                 self._notice(told(error))
-                self._tell(told(error))
+                with contextlib.suppress(StorageError):
+                    self._tell(told(error))
             if not isinstance(error, UnavailableError):
                 self._reopen()  # whatever was read and is not in the logs is asked for again
             raise
@@ -433,8 +434,7 @@ class Import:
 
     def _tell(self, trouble: str = "") -> None:
         if self._notices is not None:
-            with contextlib.suppress(StorageError):  # who reads it waits
-                self._copies.tell(self._known_to, self.finished, trouble, self._notices())
+            self._copies.tell(self._known_to, self.finished, trouble, self._notices())
 
     def _note_loss(self, loss: Loss) -> None:
         self._lost[loss.partition] += loss.count

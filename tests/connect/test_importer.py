@@ -8,7 +8,7 @@ import pytest
 
 from photon.connect import importer
 from photon.connect import server as importer_server
-from photon.connect.importer import Copies, Import, copies_of, drop_copy
+from photon.connect.importer import Copies, Import, copies_of, drop_copy, known_to
 from photon.connect.ports import Batch, Fields, Loss, State
 from photon.connect.rows import place_of
 from photon.connect.server import ImporterServer
@@ -381,6 +381,22 @@ def test_copies_that_are_read_make_room_for_more_though_their_files_might_grow_o
 
     status, _, failures = imported(source, read_and_deleted, deleted=True, bytes_max=1 << 20)
     assert (status["records"], failures) == (180_000, [])
+
+
+def test_that_all_is_copied_is_told_though_the_disk_was_full_just_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(importer, "make_source", lambda *_: Scripted(*TURNS))
+    tell, full = Copies.tell, [DiskFullError("full")] * 2
+
+    def told(copies, upto_us, finished, *more):
+        if finished and full:
+            raise full.pop()
+        tell(copies, upto_us, finished, *more)
+
+    monkeypatch.setattr(Copies, "tell", told)
+    one = Import("kafka://h/t", "", tmp_path, FIELDS, Imports(), True, [].append, [].append, notices=list)
+    one.start()
+    wait_until(lambda: known_to(copies_of(tmp_path, "", "kafka://h/t")).finished)
+    one.stop()
 
 
 class Endless(Scripted):
