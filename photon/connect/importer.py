@@ -413,9 +413,11 @@ class Import:
             self._note_loss(loss)
         if batches:
             if anew := self._copies.made_anew(batches):
+                joins = "what has joined does not join twice; what the former had that was not read is lost"
+                counts = "what was read of the former counts beside it"
                 self._notice(
-                    f"{self._name}: made anew, so read from the start: {', '.join(sorted(anew))}; what has "
-                    "joined does not join twice; what the former had that was not read is lost to the join"
+                    f"{self._name}: made anew, so read from the start: {', '.join(sorted(anew))}; "
+                    + (f"{joins} to the join" if self._notices is None else counts)
                 )
             upto = self._copies.append(batches)
             self._records += sum(count for batch in batches for _, count in batch.runs)

@@ -254,12 +254,11 @@ class Scripted:
 def imported(tmp_path, monkeypatch):
     made = []
 
-    def run(source, until, drain=True, deleted=False, **settings):
+    def run(source, until, drain=True, tells=None, **settings):
         notices, failures = [], []
         monkeypatch.setattr(importer, "make_source", lambda *_: source)
         arguments = ("kafka://h/t", "primary", tmp_path, FIELDS, Imports(**settings), drain)
-        told = list if deleted else None
-        one = Import(*arguments, notices.append, failures.append, notices=told)
+        one = Import(*arguments, notices.append, failures.append, notices=tells)
         made.append(one)
         one.start()
         wait_until(lambda: until(one, failures))
@@ -341,13 +340,17 @@ def test_what_the_source_has_no_more_is_told_by_number(imported):
     )
 
 
-def test_what_was_made_anew_is_told_and_has_the_place_of_the_former(imported):
+@pytest.mark.parametrize(
+    ("tells", "what"),
+    [(None, "what has joined does not join twice"), (list, "what was read of the former counts beside it")],
+)
+def test_what_was_made_anew_is_told_and_has_the_place_of_the_former(imported, tells, what):
     anew = [batch("b\0second", (0, 2)), batch("c\0first", (0, 1))]
     source = Scripted([batch("a", (0, 1)), batch("b\0first", (0, 9))], anew, [batch("b\0second", (2, 1))])
-    status, notices, _ = imported(source, finished)
+    status, notices, _ = imported(source, finished, tells)
     assert (status["records"], status["partitions"]) == (14, 3)
     (told,) = notices
-    assert told.startswith("kafka://h/t: made anew, so read from the start: b; what has joined does not")
+    assert told.startswith(f"kafka://h/t: made anew, so read from the start: b; {what}")
     assert source.told == [{"a": 0, "b\0first": 8}, {"b\0second": 1, "c\0first": 0}, {"b\0second": 2}]
 
 
@@ -379,7 +382,7 @@ def test_copies_that_are_read_make_room_for_more_though_their_files_might_grow_o
             drop_copy(path)
         return one.finished
 
-    status, _, failures = imported(source, read_and_deleted, deleted=True, bytes_max=1 << 20)
+    status, _, failures = imported(source, read_and_deleted, tells=list, bytes_max=1 << 20)
     assert (status["records"], failures) == (180_000, [])
 
 
