@@ -332,11 +332,12 @@ class LogSource:
 
 
 def _is_past(end: str, offset: int, read: Mapping[str, int], unread: Set[str]) -> bool:
-    """Whether a log of copies is read up to there."""
+    """Whether a log of copies is read up to there. A file that is not found yet is not, though nothing may
+    stand in it: who has not found it may not have seen the one before it grow."""
     files = [name for name in read if stripe_of(name) == stripe_of(end)]
     if any(name < end and name in unread for name in files):
         return False
-    return read.get(end, 0) >= offset or any(name > end for name in files)
+    return read.get(end, -1) >= offset or any(name > end for name in files)
 
 
 def _pass_over(name: str, reason: str) -> None:

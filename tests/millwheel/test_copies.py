@@ -191,6 +191,23 @@ def test_files_that_were_read_and_grow_no_more_are_deleted_and_nothing_is_copied
     assert copied.bound == 61
 
 
+def test_an_empty_file_is_no_end_before_it_is_found_for_the_one_before_it_may_have_grown(copied):
+    copied.copy("a", 1)
+    copied.look()
+    assert copied.read() == 1
+    (copies,) = copied.source._copies
+    read = {state.name: state.offset for state in copied.source._known.values()}
+    copied.copy("a", 2)
+    copied.copies.end_files()
+    copied.promise(9)
+    copies.look(read, set(), lambda _: True)  # as a look that began before that
+    assert copies.upto == BEFORE
+    copied.look()
+    assert (copied.bound, copied.read()) == (BEFORE, 1)
+    copied.look()
+    assert copied.bound == 9
+
+
 def test_a_file_that_is_read_and_deleted_is_not_copied_again_though_nothing_stands_in_the_next(copied):
     copied.copy("a", 1, 2)
     copied.copies._logs[0].rotate()  # and killed before it noted what it was to append
