@@ -62,7 +62,7 @@ def _running(command: _Command) -> _Command:
     metavar="HOST:PORT",
     help="Others run this on the same --store, too, and reach this one here; workers have the next ports.",
 )
-@config_option("Settings (photon.toml) whose [tls] is for the links between machines.")
+@config_option("Settings (photon.toml): [imports] of sources, and [tls] of the links between machines.")
 @_running
 def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
@@ -341,6 +341,7 @@ def _ready(command: _Command) -> _Command:
             help="What becomes of a line that is later.",
         ),
         path_option("--out", help="Directory of the output, JSON lines.  [default: WORK/out]"),
+        config_option("Settings (photon.toml) with [imports], for sources."),
         click.option(
             "--sink", "sinks", multiple=True, metavar="URI", help="Publish it there, too; repeatable."
         ),
@@ -357,6 +358,7 @@ def _run_ready(
     lateness_s: float,
     late: str,
     out: Path | None,
+    config: Path | None,
     sinks: Sequence[str],
     work: Path,
     workers: int,
@@ -374,7 +376,7 @@ def _run_ready(
     arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
     if sinks:
         arguments[PUBLISH] = sinks
-    return _run(f"{READY}{name} {json.dumps(arguments)}", work, workers, follow, as_json)
+    return _run(f"{READY}{name} {json.dumps(arguments)}", work, workers, follow, as_json, config=config)
 
 
 @group.command("windows")

@@ -99,8 +99,8 @@ def asked(monkeypatch):
     class Run:
         stalled = None
 
-        def __init__(self, name, work, workers, follow, _tell, stores=(), **_more):
-            runs.append((load_topology(name), work, workers, follow, stores))
+        def __init__(self, name, work, workers, follow, _tell, stores=(), config=None, **_more):
+            runs.append((load_topology(name), work, workers, follow, stores, config))
 
         def run(self):
             return told_of({})
@@ -154,11 +154,11 @@ def test_a_command_writes_what_its_topology_does(system):
 
 def test_how_logs_are_read_is_the_commands_to_say(asked):
     words = "--input a* --input b* --time at.s --unit s --lateness 1m --late drop --out mine --follow "
-    words += "--sink file:///a/b --sink file:///c"
+    words += "--sink file:///a/b --sink file:///c --config its.toml"
     given = "--key user --window 1s --work work --workers 3 --json"
     assert group.main(["windows", *words.split(), *given.split()], standalone_mode=False) == 0
     ((topology, *how),) = asked
-    assert how == [Path("work"), 3, True, ()]
+    assert how == [Path("work"), 3, True, (), Path("its.toml")]
     assert topology.injectors == {"records": Logs(("a*", "b*"), "at.s", "s", lateness_s=60)}
     assert topology.computations["count"].late == "drop"
     assert topology.sinks == {"windows": LogSink("mine", publish=("file:///a/b", "file:///c"))}
