@@ -332,7 +332,7 @@ class Import:
         self._known_to = 0
         self._notice, self._fail, self._may_begin = notice, fail, may_begin
         self._copies = Copies(self._directory, settings.file_bytes_max, text)
-        self._opened = False
+        self._opened = self._stale = False
         self.caught_up = False
         """Whether all but the last records have been copied, once since the start."""
         self._fatal: str | None = None
@@ -394,6 +394,10 @@ class Import:
     def _turn(self) -> float:
         if not (self._opened or self._may_begin()):
             return _LOOK_S
+        if self._stale:
+            self._copies.close()
+            self._copies = Copies(self._directory, self._settings.file_bytes_max, self._text)
+            self._stale = False
         if not self._opened:
             self._source.open(self._copies.after, self._drain)
             self._opened = True
@@ -455,10 +459,7 @@ class Import:
     def _reopen(self) -> None:
         """What an append that failed has left is found as after a crash."""
         self._swept_s = float("-inf")
-        self._opened = False
-        with contextlib.suppress(PhotonError):
-            self._copies.close()
-            self._copies = Copies(self._directory, self._settings.file_bytes_max, self._text)
+        self._opened, self._stale = False, True
 
 
 @contextlib.contextmanager

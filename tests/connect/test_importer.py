@@ -402,6 +402,19 @@ def test_that_all_is_copied_is_told_though_the_disk_was_full_just_then(tmp_path,
     one.stop()
 
 
+def test_copies_that_can_not_be_opened_again_at_once_say_why(imported, monkeypatch):
+    source, full = Scripted(TURNS[0], RuntimeError("a bug"), TURNS[1]), [DiskFullError("full")] * 2
+
+    def opened(*given):
+        if source.opened and full:
+            raise full.pop()
+        return Copies(*given)
+
+    monkeypatch.setattr(importer, "Copies", opened)
+    status, notices, _ = imported(source, finished)
+    assert (status["records"], notices) == (13, ["RuntimeError: a bug", "full"])
+
+
 class Endless(Scripted):
     """Its `left` records are there at once, as far as anybody asks; one a read."""
 
