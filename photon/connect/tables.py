@@ -9,6 +9,7 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ from photon.logs.packed import contents
 _HEADER_BYTES: Final = 1 << 16
 _LINE_BYTES_MAX: Final = 64 << 20
 _DELIMITERS: Final = ",;|\t"
+_END: Final = "\0end"
+"""In the first column of the last row."""
 _WHOLE: Final = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
 _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _ENCODER: Final = msgspec.json.Encoder()
@@ -81,24 +84,45 @@ def _rows_of_lines(data: bytes) -> Rows:
 
 
 def _csv_rows(name: str, file: IO[bytes], fields: Fields, delimiter: str) -> Iterator[list[dict[str, Any]]]:
-    packed = name.endswith(".gz")
-    begins = (gzip.GzipFile(fileobj=file, mode="rb") if packed else file).read(_HEADER_BYTES)
-    file.seek(0)
+    content: Any = gzip.GzipFile(fileobj=file, mode="rb") if name.endswith(".gz") else file
+    begins = content.read(_HEADER_BYTES)
+    content.seek(0)
     header, encoding = _header_of(begins, name, delimiter)
     convert = pyarrow.csv.ConvertOptions(
         column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=[""]
     )
     parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, encoding=encoding)
-    stream = pa.input_stream(file, compression="gzip" if packed else None)
+    little = "utf-16-le" if begins.startswith(codecs.BOM_UTF16_LE) else "utf-16-be"
+    end = f"\n{_END}{delimiter * (len(header) - 1)}\n".encode("utf-8" if encoding == "utf8" else little)
+    stream = pa.input_stream(_Ended(content, end))
     reader = pyarrow.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert)
     time = parse_path(fields.time)
-    for batch in reader:
+    batches = (one for one in reader if one.num_rows)
+    for found, following in itertools.pairwise(itertools.chain(batches, [None])):
+        if following is None and found.column(0)[-1].as_py() != _END:
+            raise OSError("a value that begins with a quote does not end with one")
+        batch = found.slice(0, found.num_rows - (following is None))
         rows = batch.to_pylist()
         if fields.time_unit != "rfc3339" and len(time) == 1 and time[0] in batch.schema.names:
             for row, number in zip(rows, _numbers(batch.column(time[0])), strict=True):
                 row[time[0]] = number
         yield rows
+
+
+class _Ended(io.RawIOBase):
+    """A CSV file with one row more: what comes without it is in a value whose quotes are never closed."""
+
+    def __init__(self, content: IO[bytes], end: bytes) -> None:
+        self._content, self._end = content, io.BytesIO(end)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._content.read(len(buffer)) or self._end.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _header_of(begins: bytes, name: str, delimiter: str) -> tuple[list[str], str]:

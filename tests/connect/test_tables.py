@@ -260,6 +260,21 @@ def test_a_file_that_was_replaced_is_read_from_its_start(tmp_path, monkeypatch, 
     source.close()
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("open_", [open, gzip.open])
+def test_a_quote_that_is_never_closed_swallows_no_rows(tmp_path, encoding, open_):
+    """All rows behind it were one value, of an event that was read as well as any."""
+    name = tmp_path / ("a.csv" if open_ is open else "a.csv.gz")
+    for text, whole in (('id,note\n1,"x\n2,y\n', False), ('id,note\n1,"x\n2,y"""\n3,', True)):
+        with open_(name, "wt", encoding=encoding) as file:
+            file.write(text)
+        if whole:
+            assert read(name)[0] == {str(name): [{"id": "1", "note": 'x\n2,y"'}, {"id": "3", "note": None}]}
+        else:
+            with pytest.raises(UsageError, match=r"begins with a quote does not end with one; is it whole\?"):
+                read(name)
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_a_file_that_is_not_whole(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
