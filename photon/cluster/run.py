@@ -353,7 +353,8 @@ def join(
         if piped is not None and follow:
             follow_stdin(work / _STDIN, piped, settings.imports.file_bytes_max, display.notice)
         elif piped is not None:
-            copy_stdin(work / _STDIN, piped, settings.imports.file_bytes_max)
+            told_to_stop = partial(bool, ground.told_to_stop)
+            copy_stdin(work / _STDIN, piped, settings.imports.file_bytes_max, is_over=told_to_stop)
         attempt = partial(_join, topology, work, names, ground, display, began, watch)
         return on_free_ports(attempt, display.notice)
 

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import re
+import select
 import sys
 import threading
 import time
@@ -530,9 +531,11 @@ def copy_stdin(
     file_bytes_max: int,
     fd: int = 0,
     await_room: Callable[[DiskFullError, int], None] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return when it ends and all of it is durable, the last line too if it has no end. DiskFullError,
-    StorageError, OSError. `await_room`: told of a full disk, and how often in a row, before another try."""
+    """Return when it ends, or `is_over`, and all of it is durable, the last line too if it has no end.
+    DiskFullError, StorageError, OSError. `await_room`: told of a full disk, and how often in a row, before
+    another try."""
     with contextlib.closing(RotatingLog(directory, f"stdin-{side}", file_bytes_max)) as log:
         if log.position.offset:
             log.rotate()
@@ -548,13 +551,21 @@ def copy_stdin(
                     await_room(error, failures)
 
         rest = b""
-        while block := os.read(fd, _READ_BYTES):
+        while block := _block(fd, is_over):
             lines, newline, rest = (rest + block).rpartition(b"\n")
             if newline:
                 append(lines + newline)
-        if rest:
+        if rest and not is_over():  # else it may be a part of a line
             append(rest + b"\n")
         log.sync()
+
+
+def _block(fd: int, is_over: Callable[[], bool]) -> bytes:
+    """Nothing at the end: a read alone goes on after a signal."""
+    while not is_over():
+        if select.select([fd], [], [], _LOOK_S)[0]:
+            return os.read(fd, _READ_BYTES)
+    return b""
 
 
 def follow_stdin(directory: Path, side: str, file_bytes_max: int, notice: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from photon.connect import importer
 from photon.connect.importer import copy_stdin, follow_stdin, stdin_pattern
 from photon.core.errors import DiskFullError
 from photon.logs.files import matching_files
@@ -28,6 +29,15 @@ def test_all_lines_are_copied(tmp_path, data):
     assert [open(path, "rb").read() for path in files] == ([ended] * 2 if data else [b""])  # noqa: SIM115
 
 
+def test_a_run_that_is_told_to_stop_waits_for_no_end(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b'{"a":1}\n{"b"')
+    path = tmp_path / "stdin-foreign-000000.jsonl"
+    copied = lambda: path.exists() and path.read_bytes() == b'{"a":1}\n'  # noqa: E731
+    copy_stdin(tmp_path, "foreign", 1 << 20, reading, is_over=copied)
+    assert copied()
+
+
 def test_a_full_disk_is_waited_for_as_what_was_read_cannot_be_asked_for_again(tmp_path, monkeypatch):
     """It was read no more, for ever, by a run that went on when there was room."""
     notices, full, append = [], [DiskFullError("full"), DiskFullError("full")], RotatingLog.append
@@ -38,14 +48,10 @@ def test_a_full_disk_is_waited_for_as_what_was_read_cannot_be_asked_for_again(tm
         return append(log, *given)
 
     monkeypatch.setattr(RotatingLog, "append", appended)
-    monkeypatch.setattr(os, "read", partial(_read_instead, os.read, pipe_of(b'{"a":1}\n{"b":2}')))
+    copy = partial(copy_stdin, fd=pipe_of(b'{"a":1}\n{"b":2}'))
+    monkeypatch.setattr(importer, "copy_stdin", copy)
     follow_stdin(tmp_path, "foreign", 1 << 20, notices.append)
     wait_until(lambda: len(notices) == 2, 30, "standard input to end")
     assert notices == ["standard input waits: full", "standard input has ended"]
     [path] = matching_files(stdin_pattern(tmp_path, "foreign"))
     assert open(path, "rb").read() == b'{"a":1}\n{"b":2}\n'  # noqa: SIM115
-
-
-def _read_instead(read, other, fd, size):
-    """`other` stands for standard input."""
-    return read(fd or other, size)
