@@ -347,7 +347,7 @@ def test_what_the_source_has_no_more_is_told_by_number(imported):
 def test_what_was_made_anew_is_told_and_has_the_place_of_the_former(imported, tells, what):
     anew = [batch("b\0second", (0, 2)), batch("c\0first", (0, 1))]
     source = Scripted([batch("a", (0, 1)), batch("b\0first", (0, 9))], anew, [batch("b\0second", (2, 1))])
-    status, notices, _ = imported(source, finished, tells)
+    status, notices, _ = imported(source, finished, tells=tells)
     assert (status["records"], status["partitions"]) == (14, 3)
     (told,) = notices
     assert told.startswith(f"kafka://h/t: made anew, so read from the start: b; {what}")

@@ -175,6 +175,7 @@ def test_the_pages_commands_are_such(asked):
         "anomalies",
         "unmatched",
         "attributed",
+        "windows",
     ]
 
 
