@@ -20,7 +20,7 @@ from photon.cluster.registry_replicas import members_of
 from photon.cluster.topology import process_name
 from photon.connect.importer import fields_of
 from photon.connect.ports import Reached
-from photon.connect.uris import is_source, make_sink, make_source, parse_uri
+from photon.connect.uris import Uri, is_source, make_sink, make_source, parse_uri
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
@@ -86,8 +86,19 @@ def check_published(topology: "Topology", follow: bool = True) -> None:
         if uri.scheme == "file":
             written = Path(f"/{uri.path}", "writer", "000000-000000000000.jsonl")
             check_not_matched(patterns, [written], uri.shown)
+        for source in map(parse_uri, filter(is_source, patterns)):
+            if _reads(source, uri):
+                raise UsageError(f"{uri.shown}: is read here as {source.shown}; publish to another place")
     if not follow:
         check_reached(texts)
+
+
+def _reads(source: Uri, sink: Uri) -> bool:
+    """Whether what is published there would come in again: a topic, or objects."""
+    if (source.scheme, source.place) != (sink.scheme, sink.place) or source.path == sink.path:
+        return source.shown == sink.shown
+    made = Path(sink.path, "writer", "000000-000000000000.jsonl")
+    return glob_matches(Path(source.path).parts, made.parts) or made.is_relative_to(source.path)
 
 
 def check_reached(sinks: Iterable[str]) -> None:

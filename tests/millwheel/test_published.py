@@ -214,6 +214,21 @@ def test_what_is_published_is_not_read_again(tmp_path, monkeypatch):
         check_published(two_stages(Logs("logs/**", "ts"), totals=to))
 
 
+@pytest.mark.parametrize(
+    ("source", "to"),
+    [
+        ("kafka://h:9092/clicks?group=g", "kafka://h:9092/clicks"),
+        ("s3://b/in/**/*.jsonl?region=r", "s3://b/in/out?region=r"),
+        ("s3://b/in?region=r", "s3://b/in/out?region=r"),
+    ],
+)
+def test_a_source_is_no_place_to_publish_to(source, to):
+    other = to.replace("clicks", "counts").replace("b/in", "b/counts")
+    check_published(two_stages(Logs(source, "ts"), totals=LogSink("out", publish=other)))
+    with pytest.raises(UsageError, match="is read here as"):
+        check_published(two_stages(Logs(source, "ts"), totals=LogSink("out", publish=to)))
+
+
 @pytest.mark.parametrize("wrong", [5, None, (5,), {"a": 1}])
 def test_what_is_no_uri_is_refused_by_the_topology(wrong):
     with pytest.raises(TopologyError, match="publish is a URI, or a tuple of some"):
