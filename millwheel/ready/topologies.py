@@ -1,11 +1,9 @@
 """Topologies with one ready-made computation each: what `photon millwheel windows` and its like run.
 
 Arguments are plain values, so that a command line can name the topology to its workers (`load_topology`).
-`logs`: the arguments of `Logs`; `sink`: the directory of the output; `publish`: where that goes on to; the
-others are the computation's own.
+`logs`: the arguments of `Logs`; `sink`: those of `LogSink`; the others are the computation's own.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,40 +15,25 @@ from millwheel.ready.zeitgeist import Zeitgeist
 from millwheel.topology import Input, Late, Logs, LogSink, Topology, node
 
 Given = dict[str, Any]
-Uris = Sequence[str]
 
 
 def windows(
-    logs: Given,
-    key: str,
-    sink: str,
-    late: Late,
-    length_s: float,
-    every_s: float | None = None,
-    publish: Uris = (),
+    logs: Given, key: str, sink: Given, late: Late, length_s: float, every_s: float | None = None
 ) -> Topology:
     """Records of each key in tumbling or sliding windows."""
     counts = WindowCounts("windows", length_s, every_s)
     made = node(counts, Input("records", key, None), Stream("windows"), late=late)
-    return _topology({"records": logs}, {"count": made}, "windows", sink, publish)
+    return _topology({"records": logs}, {"count": made}, "windows", sink)
 
 
-def sessions(logs: Given, key: str, sink: str, late: Late, gap_s: float, publish: Uris = ()) -> Topology:
+def sessions(logs: Given, key: str, sink: Given, late: Late, gap_s: float) -> Topology:
     """Records of each key with less than a gap between them."""
     made = node(Sessions("sessions", gap_s), Input("records", key, None), Stream("sessions"), late=late)
-    return _topology({"records": logs}, {"session": made}, "sessions", sink, publish)
+    return _topology({"records": logs}, {"session": made}, "sessions", sink)
 
 
 def zeitgeist(
-    logs: Given,
-    key: str,
-    sink: str,
-    late: Late,
-    length_s: float,
-    learn: int,
-    sigmas: float,
-    row: int,
-    publish: Uris = (),
+    logs: Given, key: str, sink: Given, late: Late, length_s: float, learn: int, sigmas: float, row: int
 ) -> Topology:
     """Spikes and dips of each key (paper 2)."""
     counts = WindowCounts("windows", length_s)
@@ -59,7 +42,7 @@ def zeitgeist(
         "count": node(counts, Input("records", key, None), Stream("windows"), late=late),
         "detect": node(detector, Input("windows"), Stream("anomalies"), late=late),
     }
-    return _topology({"records": logs}, made, "anomalies", sink, publish)
+    return _topology({"records": logs}, made, "anomalies", sink)
 
 
 def unmatched(
@@ -67,10 +50,9 @@ def unmatched(
     answers: Given,
     asking_key: str,
     answer_key: str,
-    sink: str,
+    sink: Given,
     late: Late,
     after_s: float,
-    publish: Uris = (),
 ) -> Topology:
     """Asking records without an answer of the same key in time."""
     made = node(
@@ -80,7 +62,7 @@ def unmatched(
         Stream("unmatched"),
         late=late,
     )
-    return _topology({"asking": asking, "answers": answers}, {"wait": made}, "unmatched", sink, publish)
+    return _topology({"asking": asking, "answers": answers}, {"wait": made}, "unmatched", sink)
 
 
 def attribution(
@@ -88,10 +70,9 @@ def attribution(
     conversions: Given,
     touch_key: str,
     conversion_key: str,
-    sink: str,
+    sink: Given,
     late: Late,
     lookback_s: float,
-    publish: Uris = (),
 ) -> Topology:
     """The last touch of a key before each conversion."""
     made = node(
@@ -102,12 +83,10 @@ def attribution(
         late=late,
     )
     return _topology(
-        {"touches": touches, "conversions": conversions}, {"attribute": made}, "attributed", sink, publish
+        {"touches": touches, "conversions": conversions}, {"attribute": made}, "attributed", sink
     )
 
 
-def _topology(
-    logs: dict[str, Given], computations: dict[str, Any], stream: str, sink: str, publish: Uris
-) -> Topology:
+def _topology(logs: dict[str, Given], computations: dict[str, Any], stream: str, sink: Given) -> Topology:
     injectors = {name: msgspec.convert(given, Logs) for name, given in logs.items()}
-    return Topology(injectors, computations, {stream: LogSink(sink, publish=tuple(publish))})
+    return Topology(injectors, computations, {stream: msgspec.convert(sink, LogSink)})

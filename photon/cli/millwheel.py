@@ -367,15 +367,14 @@ def _run_ready(
     **given: Any,
 ) -> int:
     """`logs`: paths and time field by argument; `given`: the arguments that only this topology has."""
-    from photon.cluster.begun import PUBLISH, READY
+    from photon.cluster.begun import READY
 
     reading = {
         argument: {"paths": paths, "time": time, "unit": unit, "lateness_s": lateness_s}
         for argument, (paths, time) in logs.items()
     }
-    arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
-    if sinks:
-        arguments[PUBLISH] = sinks
+    sink = {"directory": str(out or work / "out"), "publish": sinks}
+    arguments = {**reading, **given, "late": late, "sink": sink}
     return _run(f"{READY}{name} {json.dumps(arguments)}", work, workers, follow, as_json, config=config)
 
 

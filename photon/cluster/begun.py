@@ -24,8 +24,6 @@ from photon.core.errors import UsageError
 
 READY: Final = "millwheel.ready.topologies:"
 """What names of ready-made topologies begin with."""
-PUBLISH: Final = "publish"
-"""Of their arguments the one that may be another at each start."""
 ELSEWHERE: Final = "store"
 """Says where the state of a run is, if not in its work directory."""
 
@@ -150,11 +148,9 @@ class Begun:
         if former != topology:
             raise UsageError(f"{self.work} was begun by another command: give this one a --work of its own")
         old, new = json.loads(arguments), json.loads(given)
-        changed = [
-            f"{name} {old[name]!r}, now {new[name]!r}"
-            for name in old
-            if name != PUBLISH and old[name] != new[name]
-        ]
+        for one in (old, new):
+            one["sink"] = one["sink"]["directory"]  # where it goes on to may be another at each start
+        changed = [f"{name} {old[name]!r}, now {new[name]!r}" for name in old if old[name] != new[name]]
         if changed:
             raise UsageError(
                 f"{self.work} was begun with {'; '.join(changed)}: what it holds is of that. Give the same "

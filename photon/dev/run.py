@@ -168,7 +168,7 @@ class _Run:
         given = {
             "logs": {"paths": joined, "time": "ts_us", "lateness_s": 5.0},
             "key": "primary.payload.country",
-            "sink": str(self._job.wheel / "anomalies"),
+            "sink": {"directory": str(self._job.wheel / "anomalies")},
             "late": "drop",
             "length_s": 1.0,
             "learn": 20,

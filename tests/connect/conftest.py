@@ -5,6 +5,9 @@ import pytest
 from tests.connect.broker import start_broker
 from tests.connect.postgresql import Postgresql, need_server
 from tests.connect.s3 import S3
+from tests.millwheel import conftest as millwheel
+
+system = millwheel.system
 
 _numbers = itertools.count()
 

@@ -9,38 +9,21 @@ import time
 
 import pytest
 
-from tests.millwheel.running import System
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
 SECOND = 1_000_000
 
 
-@pytest.fixture
-def system(tmp_path):
-    running = System(tmp_path)
-    yield running
-    running.kill()
-
-
 def windows(text, *more):
     """Words of a run that counts the records of each user by second."""
     fields = ("--key", "user", "--time", "ts", "--window", "1s")
-    return ("windows", "--input", text, *fields, "--work", "work", "--json", *more)
-
-
-def lines_of(system):
-    return [
-        json.loads(line)
-        for path in (system.directory / "work/out").glob("*.jsonl")
-        for line in path.read_bytes().splitlines(keepends=True)
-        if line.endswith(b"\n")
-    ]
+    return ("windows", "--input", text, *fields, "--work", "work", "--out", "out/windows", "--json", *more)
 
 
 def counts(system):
     """(user, window) -> how many, and no line twice."""
-    lines = lines_of(system)
+    lines = system.sink("windows")
     found = {(line["key"], line["end_us"]): line["count"] for line in lines}
     assert len(found) == len(lines)
     return found
@@ -106,7 +89,7 @@ def test_tables_and_packed_ones_are_worked_off_and_a_second_run_takes_what_came(
     assert counts(system) == wanted(events[:3_000])
     write("b.csv.gz", [(user, at + 60 * SECOND) for user, at in events[3_000:]])
     assert json.loads(system.ask(*windows("*.csv.gz")))["ended"]
-    assert sum(line["count"] for line in lines_of(system)) == 5_000
+    assert sum(line["count"] for line in system.sink("windows")) == 5_000
 
 
 def test_a_source_that_can_not_be_read_ends_the_run_with_its_reason(system):

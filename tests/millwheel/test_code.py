@@ -88,7 +88,9 @@ def test_a_load_has_the_code_as_it_is_now(place):
 
 def test_of_what_is_ready_made_no_code_is_kept(place):
     logs = '{"paths": "logs/*", "time": "ts", "unit": "us", "lateness_s": 0}'
-    given = f'{{"logs": {logs}, "key": "user", "sink": "out", "late": "process", "length_s": 1}}'
+    given = (
+        f'{{"logs": {logs}, "key": "user", "sink": {{"directory": "out"}}, "late": "process", "length_s": 1}}'
+    )
     _, code = load(f"millwheel.ready.topologies:windows {given}")
     assert msgspec.msgpack.decode(code) == {}
 

@@ -264,7 +264,13 @@ def test_a_run_that_is_refused_lets_the_work_directory_go(tmp_path, monkeypatch)
 
     def run(length_s):
         logs = {"paths": ["logs/*"], "time": "ts"}
-        given = {"logs": logs, "key": "user", "sink": "out", "late": "drop", "length_s": length_s}
+        given = {
+            "logs": logs,
+            "key": "user",
+            "sink": {"directory": "out"},
+            "late": "drop",
+            "length_s": length_s,
+        }
         name = f"{READY}windows {json.dumps(given)}"
         return wheels.WheelRun(name, tmp_path / "work", 1, True, lambda _: None)
 
