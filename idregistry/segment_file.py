@@ -28,7 +28,7 @@ import numpy.typing as npt
 from idregistry.rules.filters import Filter
 from idregistry.rules.packing import Encoded, Hashes
 from idregistry.rules.segments import STAMP_DTYPE, Numbers, Rows, Source, Stamps
-from photon.core.disk import make_directory, replace, storage_errors
+from photon.core.disk import make_directory, replace, storage_errors, sync_data
 from photon.core.errors import CorruptStateError
 from photon.raft.journal import DamagedError
 from photon.raft.port import FileId
@@ -242,11 +242,15 @@ class SegmentWriter:
         self._waiting = waiting[blocks:]
 
     def _put(self, rows: npt.NDArray[np.void]) -> None:
+        if not len(rows):
+            return
         data = memoryview(rows.tobytes())
         size = BLOCK_ROWS * ROW.itemsize
         self._sums += [zlib.crc32(data[at : at + size]) for at in range(0, len(data), size)]
         with storage_errors(self._temporary):
             self._file.write(data)
+            self._file.flush()
+            sync_data(self._file.fileno())  # a little at a time: nobody else's sync waits for all of it
 
     def finish(self) -> None:
         """CorruptStateError, StorageError."""

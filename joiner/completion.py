@@ -34,6 +34,8 @@ PACE: Final = Backoff(1.0, 60.0)
 FINISH_S_MAX: Final = 600.0
 """What is not complete so long after the joined log's end is left to the next start."""
 _BLOCK_BYTES: Final = 1 << 20
+_RESTS: Final = 9
+"""After a block comes a rest of so many times the time it took, unless files pile up: requests come first."""
 _REST_S_MAX: Final = 1.0
 _STOP_WAIT_S: Final = 60.0
 _TEMPORARY: Final = ".tmp"
@@ -195,7 +197,7 @@ class Completer:
             raise _ClosedError
         self._blocks += 1
         if self._output.position.file - min(self._next) <= 1:
-            self._work.rest(min(_REST_S_MAX, now_s - self._rested))
+            self._work.rest(min(_REST_S_MAX, _RESTS * (now_s - self._rested)))
         self._rested = time.monotonic()
 
     @contextmanager

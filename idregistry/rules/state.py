@@ -461,6 +461,9 @@ class ShardState:
         self._at_work = writing
         return writing.step
 
+    def pressure(self) -> float:
+        return self._facts.table.pressure()
+
     def worked(self) -> None:
         writing = self._at_work
         if writing is None or not writing.done:

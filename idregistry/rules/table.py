@@ -9,6 +9,7 @@ thread.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import is_not
@@ -52,10 +53,11 @@ MERGE_IDS_MAX: Final = 1 << 28
 DEAD_SHARE: Final = 0.5
 """A segment of which so much is dead or released is written anew."""
 
-STEP_IDS: Final = 1 << 20
-"""About so many are written at a time: snapshots and other groups get their turn between."""
 PART_IDS: Final = 1 << 15
-"""About so many are read at a time: no call keeps the raft thread from running for longer than 2 ms."""
+"""About so many are written at a time: no call keeps the raft thread from running for longer than 2 ms, and
+snapshots and other groups get their turn between."""
+CROWD: Final = 2 * MERGE_SEGMENTS
+"""So many segments of about one size pile up only where merges can't keep up."""
 
 
 HASH_BITS: Final = 64
@@ -106,12 +108,10 @@ class Writing:
             live = self._source.live if isinstance(self._source, Merged) else DEAD
             ids = sum(part.ids - part.dead(live) for part in _parts(self._source))
             self._writer, self._parts = self._files.writer(self.segment.number, ids), self._ranges(ids)
-        written = 0
         for low, high in self._parts:
             rows = self._source.rows(low, high)
-            self._writer.write(rows)
-            written += len(rows)
-            if written >= STEP_IDS:
+            if len(rows):
+                self._writer.write(rows)
                 return
         self._writer.finish()
         self.done = True
@@ -161,13 +161,17 @@ def to_merge(segments: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
         return all_dead
     sizes: dict[int, list[tuple[int, int]]] = {}
     for number, ids, dead in segments:
-        sizes.setdefault((ids // SEAL_IDS_MIN).bit_length() // 2, []).append((number, ids - dead))
+        sizes.setdefault(_size_class(ids), []).append((number, ids - dead))
     for _, alike in sorted(sizes.items()):
         chosen = alike[:MERGE_SEGMENTS]
         if len(chosen) == MERGE_SEGMENTS and sum(ids for _, ids in chosen) <= MERGE_IDS_MAX:
             return tuple(number for number, _ in chosen)
     much = (number for number, ids, dead in segments if ids >= SEAL_IDS_MIN and dead >= ids * DEAD_SHARE)
     return tuple(much)[:1]
+
+
+def _size_class(ids: int) -> int:
+    return (ids // SEAL_IDS_MIN).bit_length() // 2
 
 
 class IdTable:
@@ -295,6 +299,13 @@ class IdTable:
             ids, dead = segment.source.ids, segment.source.dead(live)
             known.append((segment.number, ids, min(ids, dead + len(segment.released))))
         return to_merge(known) or None
+
+    def pressure(self) -> float:
+        """As of port.Filing: by how much of the next segment is there, and how many wait to be merged."""
+        written = (one.source.ids for one in self._layout.segments if is_written(one))
+        to_grow = (ids for ids in written if ids <= MERGE_IDS_MAX // MERGE_SEGMENTS)
+        crowd = max(Counter(map(_size_class, to_grow)).values(), default=0)
+        return min(1.0, max(sum(map(len, self._layout.subs)) / SEAL_IDS, crowd / CROWD))
 
     def has(self, segment: Segment) -> bool:
         """Whether it is here, or is to be merged."""

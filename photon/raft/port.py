@@ -67,6 +67,9 @@ class Filing(Protocol):
         """The next piece of what is to be written, for a background thread, while `apply` goes on; None where
         nothing is. `worked` follows when it has ended, or `gave_up` where the disk was full."""
 
+    def pressure(self) -> float:
+        """How much what is to be written piles up: 0, there is time; 1, no rest between pieces."""
+
     def worked(self) -> None:
         """The piece of work is done."""
 

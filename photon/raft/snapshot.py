@@ -205,6 +205,9 @@ class SnapshotStore:
 
 
 _FULL_DISK_S = 5.0
+# After a piece of a machine's work comes a rest of up to so many times its length. All replicas do the same
+# work at the same moments, beside commits that others wait for.
+RESTS = 19
 # While followers take in a snapshot, the next one waits, so that what follows the first is still there for
 # them: up to so many times the usual size of the log.
 PATIENCE = 4
@@ -270,6 +273,7 @@ class Compactor:
         self._filing: Job | None = None
         self._needless: list[Path] = []
         self._file_at = 0.0
+        self._filing_since = 0.0
         self._abandoned = False
 
     def applied(self, command_bytes: int) -> None:
@@ -310,6 +314,7 @@ class Compactor:
         if machine is not None and self._filing is None and now >= self._file_at and not self._jobs.busy():
             work = machine.work()
             self._filing = None if work is None else self._jobs.start(work)
+            self._filing_since = now
 
     def _tick_filing(self, machine: Filing, now: float) -> None:
         if self._filing is None or not self._filing.done():
@@ -317,6 +322,7 @@ class Compactor:
         job, self._filing = self._filing, None
         if self._is_written(job, "work", "more is held in memory until a file can be written: %s"):
             machine.worked()
+            self._file_at = now + (now - self._filing_since) * RESTS * (1.0 - machine.pressure())
         else:
             machine.gave_up()
             self._file_at = now + _FULL_DISK_S

@@ -383,7 +383,6 @@ def test_sealed_ids_take_under_three_bytes_of_memory_and_what_is_expired_none(tm
 def test_what_is_committed_while_a_segment_is_written_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idtable, "STEP_IDS", 1)
     state = filed_state(tmp_path / "files")
     for number in range(0, 60, 3):
         state.apply(commit_command((TOKEN.pack(), [number, number + 1, number + 2])))
@@ -400,7 +399,6 @@ def test_dicts_are_sealed_and_written_while_a_merge_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A merge of hundreds of millions takes a minute, and memory would fill up with what comes meanwhile."""
-    monkeypatch.setattr(idtable, "STEP_IDS", 1)
     monkeypatch.setattr(idtable, "PART_IDS", 10)
     monkeypatch.setattr(idtable, "SEAL_IDS", 20)
     monkeypatch.setattr(idtable, "SEAL_IDS_MIN", 20)
@@ -484,6 +482,31 @@ def test_segments_stay_few_and_each_is_written_a_few_times(
         assert sealed(state)[1] <= 3 * (1 + math.log(number + 1, 4))
     assert sealed(state)[0] == len(contents(state)) == 100_000
     assert state._facts.table.next_number < 140
+
+
+def test_the_pressure_grows_with_the_next_segment_and_with_those_that_wait_to_be_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idtable, "SEAL_IDS", 4000)
+    monkeypatch.setattr(idtable, "MERGE_IDS_MAX", 16_000)
+    state = filed_state(tmp_path / "files")
+    assert state.pressure() == 0.0
+    fill(state, 1000, NOW_US, 0)
+    assert state.pressure() == 0.25
+    fill(state, 5000, NOW_US, 1)
+    assert state.pressure() == 1.0, "more than the next segment is there"
+    seal(state)
+    assert state.pressure() == 0.0, "what is sealed is being written"
+    write_files(state)
+    assert state.pressure() == 0.0, "one that is as large as any becomes waits for nothing"
+    for number in range(4):
+        fill(state, 1000, NOW_US, 2 + number)
+        seal(state)
+        write_files(state)
+    assert state.pressure() == 0.5
+    merge(state)
+    write_files(state)
+    assert state.pressure() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ FILING = st.sampled_from(["", "", "", "seal", "merge two", "merge all"])
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all would be written at once, in one block."""
-    monkeypatch.setattr(idtable, "STEP_IDS", 1)
+    monkeypatch.setattr(idtable, "PART_IDS", 4)
     monkeypatch.setattr(segment_file, "BLOCK_ROWS", 3)
 
 

@@ -12,7 +12,7 @@ from photon.raft.files import ASK_AGAIN_S, ASKED_MAX, Fetch, FileShelf, delete
 from photon.raft.port import FileId
 from photon.raft.rules.codec import Message
 from photon.raft.snapshot import Head, SnapshotId, write_snapshot
-from tests.raft.kit import SMALL, Lone, Make, Register, command
+from tests.raft.kit import SMALL, Lone, Make, Register, VirtualClock, command
 from tests.raft.kit import head as head_of
 
 PIECE = SMALL.snapshot_piece_bytes
@@ -31,12 +31,16 @@ class FilingRegister(Register):
         self.used: list[FileId] | None = []
         self.due: deque[Callable[[], None]] = deque()
         self.told: list[str] = []
+        self.presses = 1.0
 
     def open_in(self, directory: Path) -> None:
         self.directory = directory
 
     def work(self) -> Callable[[], None] | None:
         return self.due[0] if self.due else None
+
+    def pressure(self) -> float:
+        return self.presses
 
     def worked(self) -> None:
         self.due.popleft()
@@ -287,3 +291,26 @@ def test_a_full_disk_costs_memory_until_there_is_room(make: Make, monkeypatch: p
     for _ in range(8):
         lone.take_in()
     assert machine.told == ["gave up", "gave up", "worked"]
+
+
+@pytest.mark.parametrize(("pressure", "rests_s"), [(0.0, 19 * 0.1), (0.5, 9.5 * 0.1), (1.0, 0.0)])
+def test_a_piece_of_work_is_followed_by_a_rest_the_shorter_the_more_there_is_to_do(
+    make: Make, monkeypatch: pytest.MonkeyPatch, clock: VirtualClock, pressure: float, rests_s: float
+) -> None:
+    monkeypatch.setattr("tests.raft.kit.Register", FilingRegister)
+    lone = make(peers=())
+    machine = lone.machine
+    assert isinstance(machine, FilingRegister)
+    machine.presses = pressure
+    machine.due += [lambda: None] * 3
+    lone.take_in()  # starts the first
+    clock.at += 0.1
+    lone.take_in()
+    assert machine.told == ["worked"]
+    assert lone.jobs.busy() is (pressure == 1.0)
+    clock.at += rests_s * 0.99
+    lone.turn()
+    assert lone.jobs.busy() is (pressure == 1.0), "it rests for so long"
+    clock.at += rests_s * 0.02
+    lone.turn()
+    assert lone.jobs.busy()

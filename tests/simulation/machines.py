@@ -60,6 +60,9 @@ class WatchedFiling(Watched):
     def work(self) -> Callable[[], None] | None:
         return self._filing.work()
 
+    def pressure(self) -> float:
+        return self._filing.pressure()
+
     def worked(self) -> None:
         self._filing.worked()
 
