@@ -38,7 +38,8 @@ from photon.core.ids import ID_BYTES, parse_token
 from photon.core.journal import Place, Record, SegmentedJournal, pack_record
 from photon.logs.writer import LogPosition
 
-SEGMENT_BYTES: Final = 64 << 20
+SEGMENT_BYTES: Final = 16 << 20
+"""While one is deleted, which takes 4 ms, nothing is noted; of four times as much it takes 17."""
 JOURNAL_BYTES_MAX: Final = 1 << 30
 _SEQUENCES_A_SEGMENT: Final = 32  # as a power of two
 

@@ -47,6 +47,8 @@ from photon.logs.formats import NOT_UTF8
 POLL_S: Final = 0.05
 FOLLOWING_S: Final = 1.0
 """A run that goes on tailing asks its processes this often: an answer costs each of them something."""
+QUIET_S: Final = 3.0
+"""And this often while they read no events, and nobody watches."""
 TURN_S: Final = 0.25
 """And looks this often whether all of them are there."""
 STALL_S: Final = 120.0
@@ -132,15 +134,21 @@ class RunLoop:
         every_s: float,
     ) -> None:
         """`pool`: of one thread, which asks: a process that stands still must not keep others from being
-        restarted. They are asked `every_s` after the last time, when a phase begins, and once it is told to
-        stop."""
+        restarted. They are asked `every_s` after the last time (`asks_every_s`), when a phase begins, and
+        once it is told to stop."""
         self.cluster, self.reader, self.told_to_stop = cluster, reader, told_to_stop
         self._pool, self._notice, self._every_s = pool, notice, every_s
         self._turn_s = POLL_S if every_s <= POLL_S else TURN_S
         self._asked_s = float("-inf")
         self._answer: Future[Sample] | None = None
-        self._hurried = False
+        self._hurried = self._is_quiet = False
+        self._events: list[int] = []
         self._watched: Callable[[Sample, Mapping[str, str]], None] | None = None
+
+    @property
+    def asks_every_s(self) -> float:
+        """After the last time, while nothing happens that is worth more."""
+        return QUIET_S if self._is_quiet else self._every_s
 
     @contextlib.contextmanager
     def watched(self, watch: Watch | None, work: Path) -> Iterator[None]:
@@ -176,6 +184,10 @@ class RunLoop:
         notices = self.cluster.supervisor.notices
         while notices:
             self._notice(notices.pop(0))
+        events = [status["foreign_events"] for status in sample.of("dispatcher")]
+        reads_none = bool(events) and events == self._events
+        self._is_quiet = reads_none and self._every_s == FOLLOWING_S and self._watched is None
+        self._events = events
         if self._watched is not None:
             self._watched(sample, self.reader.why_silent)
         for name, status in sample.answered().items():
@@ -187,7 +199,7 @@ class RunLoop:
         """Takes a turn at most, and as long as that without news."""
         now = time.monotonic()
         hurries = bool(self.told_to_stop) and not self._hurried
-        if self._answer is None and (hurries or now - self._asked_s >= self._every_s):
+        if self._answer is None and (hurries or now - self._asked_s >= self.asks_every_s):
             self._hurried |= hurries
             self._asked_s, self._answer = now, self._pool.submit(self.reader.read, roles)
         if self._answer is None:

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,25 @@ def test_a_phase_asks_at_once_whom_it_needs_and_only_news_are_looked_at(site):
         assert [sample is not None for sample in news].count(True) == 1  # every_s is far
         assert len(site.polls) - before == 3
     assert site.reader.asked == [("dispatcher", "joiner"), ("joiner",)]
+
+
+def test_a_run_that_follows_asks_less_often_while_nothing_is_read_and_nobody_watches(site, tmp_path):
+    def tell(loop, *events):
+        for some in events:
+            status = None if some is None else {"foreign_events": some}
+            loop._tell(Sample(0.0, {"dispatcher-east": status}))
+        return loop.asks_every_s
+
+    cluster = SimpleNamespace(topology=None, supervisor=SimpleNamespace(notices=[]))
+    reader = SimpleNamespace(why_silent={})
+    following, draining = (RunLoop(cluster, reader, None, [], site.told.append, s) for s in (1.0, 0.05))
+    assert tell(following, 5) == run.FOLLOWING_S
+    assert tell(following, 5) == run.QUIET_S
+    assert tell(following, 6) == run.FOLLOWING_S
+    assert tell(following, None, None) == run.FOLLOWING_S, "it is not there yet, or died"
+    assert tell(draining, 5, 5) == 0.05
+    with following.watched(lambda *_: nullcontext(lambda *_: None), tmp_path):
+        assert tell(following, 6, 6) == run.FOLLOWING_S
 
 
 def test_what_ended_for_good_ends_the_loop(site):
