@@ -301,11 +301,14 @@ class IdTable:
         return to_merge(known) or None
 
     def pressure(self) -> float:
-        """As of port.Filing: by how much of the next segment is there, and how many wait to be merged."""
+        """As of port.Filing: by how much of the next segment is there, by those in memory that wait for the one
+        at work (a replica that catches up seals faster than it writes), and by how many are to be merged."""
+        waiting = sum(isinstance(one.source, Dicts) for one in _all_of(self._layout.segments)) - 1
+        recent = sum(map(len, self._layout.subs)) / SEAL_IDS
         written = (one.source.ids for one in self._layout.segments if is_written(one))
         to_grow = (ids for ids in written if ids <= MERGE_IDS_MAX // MERGE_SEGMENTS)
         crowd = max(Counter(map(_size_class, to_grow)).values(), default=0)
-        return min(1.0, max(sum(map(len, self._layout.subs)) / SEAL_IDS, crowd / CROWD))
+        return min(1.0, max(recent, waiting, crowd / CROWD))
 
     def has(self, segment: Segment) -> bool:
         """Whether it is here, or is to be merged."""

@@ -497,6 +497,11 @@ def test_the_pressure_grows_with_the_next_segment_and_with_those_that_wait_to_be
     assert state.pressure() == 1.0, "more than the next segment is there"
     seal(state)
     assert state.pressure() == 0.0, "what is sealed is being written"
+    fill(state, 1000, NOW_US, 9)
+    seal(state)
+    assert state.pressure() == 1.0, "two of them are in memory"
+    write_files(state)
+    merge(state)
     write_files(state)
     assert state.pressure() == 0.0, "one that is as large as any becomes waits for nothing"
     for number in range(4):
