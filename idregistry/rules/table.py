@@ -301,8 +301,8 @@ class IdTable:
         return to_merge(known) or None
 
     def pressure(self) -> float:
-        """As of port.Filing: by how much of the next segment is there, by those in memory that wait for the one
-        at work (a replica that catches up seals faster than it writes), and by how many are to be merged."""
+        """As of port.Filing: by how much of the next segment is there, by those in memory that wait for the
+        one at work (a replica that catches up seals faster than it writes), by how many are to be merged."""
         waiting = sum(isinstance(one.source, Dicts) for one in _all_of(self._layout.segments)) - 1
         recent = sum(map(len, self._layout.subs)) / SEAL_IDS
         written = (one.source.ids for one in self._layout.segments if is_written(one))

@@ -15,6 +15,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.disks import Disks
 from tests.simulation.faults import Faults, Profile, draw_profile
 from tests.simulation.history import Ended, History, Lookup, Seen
+from tests.simulation.jobs import brief_rests
 from tests.simulation.machines import Registers, Workload
 from tests.simulation.network import Network
 from tests.simulation.node import Node
@@ -234,7 +235,7 @@ def play(plan: Plan, tell: Callable[[str], None] | None = None) -> Run:
         cluster = Cluster(plan, directory, tell)
         syncobj.monotonicTime = cluster.clock
         try:
-            with cluster.disks.installed():
+            with cluster.disks.installed(), brief_rests():
                 try:
                     cluster.run()
                 finally:

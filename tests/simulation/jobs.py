@@ -2,9 +2,17 @@
 
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from photon.raft import snapshot
 from tests.simulation.clock import Clock
+from tests.simulation.own_holes import patched
+
+
+def brief_rests() -> AbstractContextManager[None]:
+    """A piece of work takes many times as long here as in life, so its rest need not."""
+    return patched(snapshot, "RESTS", 1)
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ from tests.simulation.history import (
     Told,
 )
 from tests.simulation.hosts import BASE_US, NAMES, ROWS, HostNode, handlers_are_tasks
+from tests.simulation.jobs import brief_rests
 from tests.simulation.members import Members
 from tests.simulation.network import Network
 from tests.simulation.tasks import Tasks
@@ -675,7 +676,7 @@ def play(plan: Whole, tell: Callable[[str], None] | None = None) -> WholeRun:
         system = System(plan, directory, tell)
         syncobj.monotonicTime = system.clock
         try:
-            with system.disks.installed(), handlers_are_tasks(system.tasks):
+            with system.disks.installed(), handlers_are_tasks(system.tasks), brief_rests():
                 try:
                     system.run()
                 finally:
