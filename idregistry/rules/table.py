@@ -9,7 +9,7 @@ thread.
 """
 
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import is_not
@@ -92,7 +92,7 @@ class Writing:
         self._source = segment.source
         self._files = files
         self._writer: Writer | None = None
-        self._parts: Iterator[tuple[int, int]] = iter(())
+        self._parts: deque[tuple[int, int]] = deque()
 
     def _ranges(self, ids: int) -> Iterator[tuple[int, int]]:
         """From which hash to which: of about PART_IDS, but whole sub-dicts of what is in dicts."""
@@ -107,11 +107,12 @@ class Writing:
         if self._writer is None:
             live = self._source.live if isinstance(self._source, Merged) else DEAD
             ids = sum(part.ids - part.dead(live) for part in _parts(self._source))
-            self._writer, self._parts = self._files.writer(self.segment.number, ids), self._ranges(ids)
-        for low, high in self._parts:
-            rows = self._source.rows(low, high)
-            if len(rows):
-                self._writer.write(rows)
+            self._writer = self._files.writer(self.segment.number, ids)
+            self._parts.extend(self._ranges(ids))
+        while self._parts:
+            rows = self._source.rows(*self._parts.popleft())
+            self._writer.write(rows)
+            if len(rows) and self._parts:
                 return
         self._writer.finish()
         self.done = True
