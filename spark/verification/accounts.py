@@ -33,7 +33,8 @@ class Source(IntEnum):
     """A line of the inputs: id, key, primary (which it names), time_us, content of the line, read; no key: it
     can't be read."""
     JOINED = 1
-    """A joined line: id, key, primary and content of the object inside, time_us if told; or no key."""
+    """A joined line: id, key, primary and content of the object inside, time_us and the foreign line if told;
+    or no key."""
     LETTER = 2
     """A dead letter: id, key, time_us, fate; or no key."""
     REGISTERED = 3
@@ -60,6 +61,7 @@ ROW_SCHEMA: Final = pa.schema(
         "primary": pa.binary(),
         "time_us": pa.int64(),
         "content": pa.binary(),
+        "line": pa.binary(),
         "fate": pa.string(),
         "read": pa.int8(),
         "address": pa.string(),
@@ -154,9 +156,10 @@ def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
     known, same = _numbers(rows.table["known"], False), _numbers(rows.table["same"], True)
     joinable = rows.any(rows.foreign & known)
     empty = rows.joined & ~_valid(rows.table["primary"])
-    not_named = rows.any(rows.joined & ~empty & ~_named(rows))
+    not_named = rows.any(rows.joined & ~empty & ~_logged(rows, "primary", "primary"))
     wrong = not_named if terms.adapted else not_named | rows.any(empty)
     altered = np.zeros(rows.ids, np.bool_) if terms.adapted else rows.any(rows.joined & ~same)
+    changed = rows.any(rows.joined & _valid(rows.table["line"]) & ~_logged(rows, "line", "content"))
     waiting = _is_in(rows.keys, bucket.filter(pc.equal(bucket["source"], int(Source.WAITING)))["key"])
     read = _numbers(rows.table["read"], _NO_LEDGER)
     passed = rows.any(rows.asked & (read > Read.NONE)) & (rows.times >= terms.boundary_us)
@@ -173,6 +176,7 @@ def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
         (there & ~once, Verdict.JOINED_TWICE),
         (there & wrong, Verdict.WRONG_PRIMARY),
         (there & altered, Verdict.ALTERED_PRIMARY),
+        (there & changed, Verdict.ALTERED_FOREIGN),
         (there & absent, unregistered),
         (unread & (there | has_letter | ~held), Verdict.UNREAD),
         (there, Verdict.JOINED),
@@ -255,10 +259,11 @@ def _within(span: Span, times: Column) -> Column:
     return inside
 
 
-def _named(rows: _Rows) -> Column:
-    """Of each row whether a line of the inputs with its id names its primary."""
-    pairs = _pairs(rows.table, "key", "primary")
-    return _is_in(pairs, pairs.filter(pa.array(rows.foreign)))
+def _logged(rows: _Rows, column: str, inputs: str) -> Column:
+    """Of each row whether a line of the inputs with its id has in its column `inputs` what it has in its own
+    `column`."""
+    logged = rows.table.filter(pa.array(rows.foreign))
+    return _is_in(_pairs(rows.table, "key", column), _pairs(logged, "key", inputs))
 
 
 def _differing(rows: _Rows) -> Column:

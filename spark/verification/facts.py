@@ -67,6 +67,17 @@ def _loosely(value: Any) -> Any:
     return value
 
 
+def unspliced(lines: Sequence[bytes], primaries: Sequence[bytes], field: str) -> list[bytes]:
+    """The foreign lines of N joined ones (joiner.adapter.splice_column); such a line itself where it does not
+    end in its primary event."""
+    name = b",%b:" % msgspec.json.encode(field)
+    ends = [name + primary + b"}" for primary in primaries]
+    return [
+        line[: -len(end)] + b"}" if line.endswith(end) else line
+        for line, end in zip(lines, ends, strict=True)
+    ]
+
+
 _FATES: Final = frozenset(fate.value for fate in Fate)
 
 
@@ -115,13 +126,15 @@ class JoinedFacts:
     """Of joined lines. `content`: is it wanted; `loosely`: of lines from Parquet.
 
     `primary` is the id of the object in the adapter's field, null if there is none; `time_us` is null where
-    the line does not tell it.
+    the line does not tell it. `line` is null where it is not known what it was: in Parquet, which keeps no
+    bytes, and where an adapter made the joined line.
     """
 
     def __init__(self, settings: Settings, content: bool = True, loosely: bool = False) -> None:
         foreign = settings.foreign
         self._packer = IdPacker(settings.ids.key.encode())
         self._content, self._loosely = content, loosely
+        self._field = None if settings.adapter.use or loosely else settings.adapter.field
         self._lines = JoinedDecoder(settings, raw=True)
         timed = replace(settings.primary, time=foreign.time, time_unit=foreign.time_unit)
         self._timed = JsonLines(timed, foreign, self._packer)
@@ -133,14 +146,16 @@ class JoinedFacts:
         texts = _texts(self._lines.columns["id"](found.events))
         keys = self._packer.pack(texts)
         raws = [bytes(event.raw) for event in found.events]
+        whole = lines if found.rows is None else lines.take(found.rows)
         batch = rows_of(
             Source.JOINED,
             len(texts),
             id=pa.array(texts, pa.string()),
             key=fixed_binary(keys),
             primary=self._primary.of(raws),
-            time_us=self._times(keys, lines if found.rows is None else lines.take(found.rows)),
+            time_us=self._times(keys, whole),
             content=contents(raws, self._loosely) if self._content else None,
+            line=None if self._field is None else digests(unspliced(whole.lines, raws, self._field)),
         )
         if found.rows is None:
             return batch

@@ -30,6 +30,7 @@ class Verdict(StrEnum):
     JOINED_TWICE = "joined_twice"
     WRONG_PRIMARY = "wrong_primary"
     ALTERED_PRIMARY = "altered_primary"
+    ALTERED_FOREIGN = "altered_foreign"
     LOST = "lost"
     UNREGISTERED = "unregistered"
     IN_FLIGHT = "in_flight"
@@ -65,6 +66,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     Verdict.JOINED_TWICE: "joined twice or more",
     Verdict.WRONG_PRIMARY: "joined with none, or another than the primary event they name",
     Verdict.ALTERED_PRIMARY: "the primary event inside is none of the logs",
+    Verdict.ALTERED_FOREIGN: "the rest of the line is no line of the inputs",
     Verdict.UNREGISTERED: "joined, but not in the registry",
     Verdict.ALIEN: "joined, but not in the inputs",
     "joined_unreadable": "joined lines that are no event",
@@ -81,6 +83,7 @@ BROKEN: Final = (
     Verdict.JOINED_TWICE,
     Verdict.WRONG_PRIMARY,
     Verdict.ALTERED_PRIMARY,
+    Verdict.ALTERED_FOREIGN,
     Verdict.UNREGISTERED,
     Verdict.ALIEN,
     "joined_unreadable",

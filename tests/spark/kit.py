@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from pyarrow import parquet
 
 from idregistry.client import RegistryAt, RegistryClient
+from joiner.adapter import splice_column
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.fates import Committed
@@ -35,8 +36,13 @@ def foreign(id_, primary_id, **more):
     return {"id": id_, "primary_id": primary_id, "ts_us": 2, **more}
 
 
+def _line(event):
+    return event if isinstance(event, bytes) else json.dumps(event).encode()
+
+
 def joined(event, primary_event):
-    return {**event, "primary": primary_event}
+    """The line that the default adapter makes."""
+    return splice_column([_line(primary_event)], _line(event) + b"\n").rstrip(b"\n")
 
 
 def letter(fate, event):
@@ -99,8 +105,7 @@ class WrittenLogs:
 
     def _write(self, path, lines):
         path.parent.mkdir(parents=True, exist_ok=True)
-        texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-        path.write_bytes(b"".join(text + b"\n" for text in texts))
+        path.write_bytes(b"".join(_line(line) + b"\n" for line in lines))
         return str(path)
 
 

@@ -134,7 +134,9 @@ def test_fields_may_lie_in_objects_and_the_primary_event_in_any_field(place, tmp
 def test_joined_lines_tell_whose_primary_they_hold_and_what_cannot_be_read(place, tmp_path):
     path = tmp_path / "joined.jsonl"
     path.write_bytes(
-        lines_of(joined(foreign("a", "q"), primary("q")), foreign("b", "q"), {"id": "c", "primary": None})
+        joined(foreign("a", "q"), primary("q"))
+        + b"\n"
+        + lines_of(foreign("b", "q"), {"id": "c", "primary": None})
         + lines_of({"id": "d", "primary": "text"}, {"primary": primary("q")})
         + b'no json\n{"id":"still being writ'
     )
@@ -215,7 +217,8 @@ def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(place, tmp_pa
 def test_joined_logs_as_parquet_tell_what_their_lines_told(place, tmp_path, mixed):
     from spark.verification import facts as sources
 
-    events = [joined(foreign(f"c{n}", f"q{n}"), primary(f"q{n}", gap=None, n=float(n))) for n in range(40)]
+    lines = (joined(foreign(f"c{n}", f"q{n}"), primary(f"q{n}", gap=None, n=float(n))) for n in range(40))
+    events = [json.loads(line) for line in lines]
     if mixed:
         events[3]["ts_us"] = "text"  # no column holds both: the file has one of lines
     lines = tmp_path / "j-000000.jsonl"

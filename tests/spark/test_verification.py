@@ -15,6 +15,7 @@ EVENTS = {
     for name in (
         *("joined", "repeated", "joined_elsewhere", "twice", "twice_in_one", "altered", "lost_unjoinable"),
         *("joinable", "filtered", "adapter_error", "expired", "late", "unsure", "too_long"),
+        *("other_time", "less", "more", "spaced"),
     )
 }
 ORPHANS = {name: foreign(name, "gone") for name in ("unjoinable", "pending", "of_no_log")}
@@ -47,6 +48,10 @@ def broken_run(tmp_path_factory):
         NONE,
         joined(events["altered"], {**Q, "payload": {}}),
         joined(TWO_NAMES[1], Q),
+        joined({**events["other_time"], "ts_us": 3}, Q),
+        joined({"id": "less"}, Q),
+        joined({**events["more"], "note": ""}, Q),
+        joined(events["spaced"], Q).replace(b",", b" ,", 1),
         joined(foreign("alien", "q"), Q),
         joined(events["of_no_log"], primary("gone")),
     )
@@ -88,6 +93,7 @@ def answer(place, broken_run):
         ("none", "wrong_primary"),
         ("altered", "altered_primary"),
         ("of_no_log", "altered_primary"),
+        *((name, "altered_foreign") for name in ("other_time", "less", "more", "spaced")),
         ("alien", "alien"),
         ("stranger", "other_inputs"),
         ("unjoinable", "unjoinable"),
@@ -120,7 +126,7 @@ def test_the_report_adds_up_to_the_lines_of_the_inputs(answer):
 
 def test_what_is_broken_is_named_with_an_example(answer):
     assert answer[0].broken == [
-        *("lost_unjoinable", "joined_twice", "wrong_primary", "altered_primary", "alien"),
+        *("lost_unjoinable", "joined_twice", "wrong_primary", "altered_primary", "altered_foreign", "alien"),
         *("joined_unreadable", "dead_letters_unreadable"),
     ]
     assert answer[0].examples["lost_unjoinable"] == "lost_unjoinable"
@@ -135,7 +141,8 @@ def test_without_the_primary_logs_nothing_is_called_lost_or_altered(place, broke
     assert report.counts["pending"] == 2
     assert report.counts["joined"] == 6
     assert report.broken == [
-        *("joined_twice", "wrong_primary", "alien", "joined_unreadable", "dead_letters_unreadable")
+        *("joined_twice", "wrong_primary", "altered_foreign", "alien"),
+        *("joined_unreadable", "dead_letters_unreadable"),
     ]
 
 
@@ -228,7 +235,7 @@ def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(p
     def and_meanwhile(*arguments):
         with open(clicks, "a") as inputs, open(output, "a") as outputs:
             inputs.writelines(json.dumps(foreign(name, "q")) + "\n" for name in ("next", "late"))
-            outputs.write(json.dumps(joined(foreign("late", "q"), Q)) + "\n")
+            outputs.write(joined(foreign("late", "q"), Q).decode() + "\n")
         return foreign_logs(*arguments)
 
     monkeypatch.setattr(sources, "foreign_logs", and_meanwhile)
