@@ -10,7 +10,6 @@ made again on a new connection until it is known: its place in the log says whet
 
 import contextlib
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from psycopg import errors, sql
 from millwheel.engine.logged import LoggedStore, put_together
 from millwheel.errors import ZombieError
 from millwheel.machines import Machine, Member, Round, View
-from photon.connect.postgresql import ASK_S, connected
+from photon.connect.postgresql import ASK_S, answering, connected
 from photon.connect.uris import parse_uri
 from photon.core.clock import Backoff
 from photon.core.errors import StorageError, UsageError, first_line
@@ -354,7 +353,7 @@ class PostgresqlStore(LoggedStore):
         while True:
             try:
                 connection = self._connected(name)
-                with contextlib.nullcontext() if within_s is None else _bounded(connection, within_s):
+                with contextlib.nullcontext() if within_s is None else answering(connection, within_s, True):
                     done = what(connection)
                 if name in self._unconfirmed:
                     raise _UnconfirmedError("its standby has not confirmed a commit")
@@ -394,24 +393,6 @@ class PostgresqlStore(LoggedStore):
         if connection is not None:
             with contextlib.suppress(psycopg.Error):
                 connection.close()
-
-
-@contextlib.contextmanager
-def _bounded(connection: _Connection, within_s: float) -> Iterator[None]:
-    """What is asked within the block is given up then: the server itself bounds no wait for its standby."""
-    over = threading.Event()
-
-    def give_up() -> None:
-        while not over.wait(within_s):
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel()
-
-    thread = threading.Thread(target=give_up, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 def _leads(connection: _Connection, machine: Machine, seconds: float) -> bool:

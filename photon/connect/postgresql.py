@@ -64,31 +64,37 @@ _KNOWN: Final = (
 def connected(conninfo: str, autocommit: bool = False) -> "psycopg.Connection[tuple[Any, ...]]":
     """A connection on which no statement and no lock takes longer than ASK_S. psycopg.Error."""
     connection = psycopg.connect(conninfo, autocommit=autocommit)
-    with _answering(connection):
+    with answering(connection, ANSWER_S):
         for name in _TIMEOUTS:
             connection.execute("SELECT set_config(%s, %s, false)", (name, f"{ASK_S}s"))
     return connection
 
 
 @contextlib.contextmanager
-def _answering(connection: "psycopg.Connection[tuple[Any, ...]]") -> Iterator[None]:
-    """The connection is cut after ANSWER_S, and what waits for it raises: a server that stands still does not
-    look at its own timeouts, and it bounds no wait for a standby."""
+def answering(
+    connection: "psycopg.Connection[tuple[Any, ...]]", within_s: float, cancels: bool = False
+) -> Iterator[None]:
+    """The connection is cut after `within_s`, and what waits for it raises: a server that stands still does
+    not look at its own timeouts, and it bounds no wait for a standby. `cancels`: the server is asked to end
+    that wait first, and has as long again for it."""
+    over = threading.Event()
 
-    def cut() -> None:
-        with (
-            contextlib.suppress(OSError, psycopg.Error),
-            socket.socket(fileno=os.dup(connection.fileno())) as it,
-        ):
-            it.shutdown(socket.SHUT_RDWR)
+    def give_up() -> None:
+        if cancels and not over.wait(within_s):
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=within_s)
+        if not over.wait(within_s):
+            with (
+                contextlib.suppress(OSError, psycopg.Error),
+                socket.socket(fileno=os.dup(connection.fileno())) as it,
+            ):
+                it.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(ANSWER_S, cut)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=give_up, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
 
 
 class PostgresqlSink:
@@ -124,7 +130,7 @@ class PostgresqlSink:
         self.close()
         try:
             self._connection = connection = connected(self._conninfo)
-            with _answering(connection):
+            with answering(connection, ANSWER_S):
                 connection.execute(_MAKE_PLACES)
                 connection.execute(self._make)
                 connection.execute(_FORGET_PLACE, (self._known_by, self._named))
@@ -150,7 +156,7 @@ class PostgresqlSink:
         texts = [line.decode("utf-8", "replace") for line in split]
         to = (end.file, end.offset, self._known_by, self._named)
         try:
-            with _answering(connection), connection.transaction():
+            with answering(connection, ANSWER_S), connection.transaction():
                 if (last := self._place) is None:
                     moved = connection.execute(_BEGIN_PLACE, to)
                 else:

@@ -194,6 +194,24 @@ def test_a_commit_that_the_standby_has_not_is_not_acknowledged(pair, opened, mon
 
 
 @pytest.mark.long
+def test_a_commit_to_a_server_that_stands_still_is_given_up(server, opened, monkeypatch):
+    store = opened(again_s=0.5)
+    store.claim(ALL, 0, 1)
+    monkeypatch.setattr(module, "ASK_S", 0.3)
+    server.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(StorageError, match=r"tried for 0\.5 s"):
+            store.commit({b"a": b"1"})
+    finally:
+        server.signal(signal.SIGCONT)
+    monkeypatch.undo()
+    again = opened()
+    again.claim(ALL, 0, 1)
+    again.commit({b"a": b"2"})
+    assert again.read([b"a"]) == [b"2"]
+
+
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_run_goes_on_through_killed_workers_and_a_failover_and_then_on_another_machine(pair, system):
     """The other machine: another work directory, over the same logs, sinks and store."""
