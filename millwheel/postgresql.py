@@ -24,7 +24,7 @@ from millwheel.errors import ZombieError
 from millwheel.machines import Machine, Member, Round, View
 from photon.connect.postgresql import ASK_S, answering, connected
 from photon.connect.uris import parse_uri
-from photon.core.clock import Backoff
+from photon.core.clock import Attempts, Backoff
 from photon.core.errors import StorageError, UsageError, first_line
 
 AGAIN_S: Final = 60.0
@@ -349,8 +349,8 @@ class PostgresqlStore(LoggedStore):
     def _do(self, name: str, what: Callable[[_Connection], _Done], within_s: float | None = AGAIN_S) -> _Done:
         """It, again and again on new connections where they fail. `within_s`: of one try; None where nothing
         is committed: the server's own timeouts do."""
-        until, failures = time.monotonic() + self._again_s, 0
-        while True:
+        failure: Exception | None = None
+        for _ in Attempts(_AGAIN, self._again_s, time.monotonic, time.sleep, self._rng.uniform):
             try:
                 connection = self._connected(name)
                 with contextlib.nullcontext() if within_s is None else answering(connection, within_s, True):
@@ -363,13 +363,9 @@ class PostgresqlStore(LoggedStore):
                 raise UsageError(f"{self.shown}: {first_line(error)}") from error
             except (psycopg.Error, _UnconfirmedError) as error:
                 self._lose(name)
-                failures += 1
-                wait_s = _AGAIN.delay_s(failures, self._rng.uniform)
-                if time.monotonic() + wait_s > until:
-                    raise StorageError(
-                        f"{self.shown}: {first_line(error)}; tried for {self._again_s:g} s"
-                    ) from error
-                time.sleep(wait_s)
+                failure = error
+        assert failure is not None, "it was tried"
+        raise StorageError(f"{self.shown}: {first_line(failure)}; tried for {self._again_s:g} s") from failure
 
     def _connected(self, name: str) -> _Connection:
         connection = self._connections.get(name)
