@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _COPIES: Final = "copies"
 """Of Kafka topics and tables."""
-LOOK_S: Final = 0.2
-"""So often a backfill that follows looks whether logs have grown, while it waits for that."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 """For tests: the process kills itself at that point."""
@@ -104,15 +102,14 @@ def command(
         order = Order(*patterns, place, output_format, asked.registry, settings)
         if abandon:
             return _abandon(order, as_json)
+        imported = {side: list(filter(is_known_source, texts)) for side, texts in given.items()}
         if follows:
-            imported = {side: list(filter(is_known_source, texts)) for side, texts in given.items()}
             return _follow(order, spark.patient(), imported, copies, as_json)
         if load_followed(place) is not None:
             raise UsageError(f"{place.home} follows logs; go on with --follow, or name another --datacenter")
         job = place.load()
         if job is None or job.phase is Phase.DONE:  # what an unfinished one reads does not change
-            for side, texts in given.items():
-                copy_all(filter(is_known_source, texts), side, copies, settings, notice)
+            copy_all(imported, copies, settings, notice)
         with working("joining"):
             summary = backfill(order, lambda: open_session(spark.patient()), notice, _checkpoint)
     _print(summary, place, as_json)
@@ -132,9 +129,10 @@ def _follow(
         line = f"batch {number}: {shown or 'no foreign event'} in {summary['seconds']:.1f} s"
         click.echo(json.dumps({"batch": number, **summary}) if as_json else line)
 
-    with copying(imported, copies, order.settings, notice) as failed:
+    failed: list[BaseException] = []
+    with copying(imported, copies, order.settings, notice, failed.append):
         begin = partial(open_session, spark.with_defaults(SESSION_CONF))
-        follow(order, begin, LOOK_S, told, notice, _checkpoint, lambda: not failed)
+        follow(order, begin, told, notice, _checkpoint, lambda: not failed)
     if failed:
         raise failed[0]
     return 0

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from photon.cli.options import json_flag, logs_option, path_option
+from photon.cluster.registry_access import notice
 from photon.core.settings import load_settings
 from spark.options import SparkOptions, check_requirements, spark_options
 
@@ -90,16 +91,14 @@ def load_command(
     loaded = load(built, into, load_settings(config), dead_letters)
     _tell({**loaded.as_document(), "seconds": round(time.monotonic() - began, 2)}, as_json)
     for name in loaded.missing:
-        click.echo(
-            f"photon: {name} is not there, nor under another name in its directory; what the map knew of it "
-            "is left out, and the event store reads it as a new log if it finds it",
-            err=True,
+        notice(
+            f"{name} is not there, nor under another name in its directory; what the map knew of it "
+            "is left out, and the event store reads it as a new log if it finds it"
         )
     if loaded.malformed and dead_letters is None:
-        click.echo(
-            f"photon: {loaded.malformed} malformed lines are counted, not among the dead letters "
-            f"(--dead-letters); they stand in {built}/generation-*/malformed-*.jsonl",
-            err=True,
+        notice(
+            f"{loaded.malformed} malformed lines are counted, not among the dead letters "
+            f"(--dead-letters); they stand in {built}/generation-*/malformed-*.jsonl"
         )
 
 

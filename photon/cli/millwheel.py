@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,12 +15,13 @@ import click
 from millwheel.topology import Late, Logs, Unit, load_topology
 from photon.cli.history import history, live_on_spark, shown, verify
 from photon.cli.options import config_option, duration, json_flag, path_option, show_time
+from photon.cluster.registry_access import notice
 from photon.cluster.supervisor import die_with_parent
 from photon.connect.uris import parse_uri
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock
 from photon.core.errors import UsageError
-from photon.core.settings import Imports, Settings, load_settings
+from photon.core.settings import Settings, load_settings
 from photon.core.signals import on_signals
 from photon.core.status import Notices
 from photon.rpc.network import network_of
@@ -79,24 +79,24 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
     from photon.cluster.wheels import WheelRun
 
     die_with_parent()  # of `photon dev`
-    run = WheelRun(topology, work, workers, follow, _tell, **more)
+    run = WheelRun(topology, work, workers, follow, notice, **more)
     summary = run.run()
     for name, counts in summary["counts"].items():
         if 2 * counts.get("late", 0) > counts.get("records", 0):
-            _tell(
+            notice(
                 f"most records of '{name}' came late, behind the low watermark: see lateness_s of its logs"
                 + ("; what was written long ago is read by a run without --follow" if follow else "")
             )
     stopped = not (follow or summary["ended"])
     for one in summary["sinks"]:
         if one["trouble"] and one["behind"] and run.stalled is None:
-            _tell(f"nothing of '{one['stream']}' is published to {one['sink']} ({one['trouble']})")
+            notice(f"nothing of '{one['stream']}' is published to {one['sink']} ({one['trouble']})")
     if run.stalled is not None:
-        _tell(f"nothing has moved for {STALL_S:g} s: {_because(run.stalled)}; the same command goes on")
+        notice(f"nothing has moved for {STALL_S:g} s: {_because(run.stalled)}; the same command goes on")
     elif stopped:
-        _tell("stopped before all was worked off; the same command goes on")
+        notice("stopped before all was worked off; the same command goes on")
     elif summary["ended"] and summary["timers"]:
-        _tell(
+        notice(
             f"{summary['timers']:,} keys have timers on the wall clock that are not due yet: they fire when "
             "the same command runs then, or with --follow"
         )
@@ -107,10 +107,6 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
         if summary["dead_letters"]:
             click.echo(f"dead letters: {run.dead_letters}")
     return 1 if summary["dead_letters"] or stopped else 0
-
-
-def _tell(line: str) -> None:
-    click.echo(f"photon: {line}", err=True)
 
 
 @group.command("worker", hidden=True)
@@ -149,26 +145,22 @@ def receiver(topology: str, work: Path, injector: str, drain: bool, config: Path
     logging.basicConfig()
     found, received = load_kept(topology, work).injectors[injector], received_logs(work, injector)
     if found.imported:
-        return _copy(found, received, load_settings(config).imports, drain)
+        return _copy(found, received, load_settings(config), drain)
     network = network_of(Settings(tls=found.tls))
     server = PushServer(PushedLogs(received, SystemClock()), found.listen, network)
     on_signals(server.stop, signal.SIGTERM)
     server.run()
 
 
-def _copy(found: Logs, received: Path, settings: Imports, drain: bool) -> None:
+def _copy(found: Logs, received: Path, settings: Settings, drain: bool) -> None:
     """Until SIGTERM."""
-    from photon.connect.importer import Import
+    from photon.connect.importer import copying
 
     notices = Notices("importer")
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
     on_signals(lambda: ended.put(None), signal.SIGTERM)
-    with DirectoryLock(received), ExitStack() as running:
-        for text in found.patterns:
-            told = notices.tell, ended.put, lambda: True, notices.lines
-            one = Import(text, "", received, found.fields, settings, drain, *told)
-            running.callback(one.stop)
-            one.start()
+    told = settings, notices.tell, ended.put, drain, found.fields, notices.lines
+    with DirectoryLock(received), copying({"": found.patterns}, received, *told):
         if (error := ended.get()) is not None:
             raise error
 
@@ -187,7 +179,7 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
     """
     from millwheel.push import Pusher
 
-    with Pusher(address, producer, network_of(load_settings(config)), notice=_tell) as pusher:
+    with Pusher(address, producer, network_of(load_settings(config)), notice=notice) as pusher:
         start = pusher.number
         if file.seekable():
             size = file.seek(0, os.SEEK_END)
@@ -203,7 +195,7 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
         left = pusher.push_all(file, grows=file.seekable())
         click.echo(f"pushed {pusher.bytes:,} bytes")
         if left:
-            _tell(
+            notice(
                 f"{file.name}: its last line ({left:,} bytes) has no newline and is not pushed: push again "
                 "once it has one, or end it yourself (echo >> FILE)"
             )

@@ -465,40 +465,43 @@ class Import:
 
 @contextlib.contextmanager
 def copying(
-    sources: Mapping[str, Sequence[str]], directory: Path, settings: Settings, notice: Callable[[str], None]
-) -> Iterator[list[BaseException]]:
-    """Copy what the sources of each side have and gain, within the block; what none of its tries will mend is
-    put into the list that it gets. UsageError, CorruptStateError, StorageError."""
-    failed: list[BaseException] = []
+    sources: Mapping[str, Iterable[str]],
+    directory: Path,
+    settings: Settings,
+    notice: Callable[[str], None],
+    fail: Callable[[BaseException], None],
+    drain: bool = False,
+    fields: Fields | None = None,
+    notices: Callable[[], Sequence[str]] | None = None,
+) -> Iterator[list[Import]]:
+    """Copy what the sources of each side have and gain, within the block. `fields`: of all sources, if not
+    those of their sides in the settings; the rest as of Import. UsageError, CorruptStateError,
+    StorageError."""
     with contextlib.ExitStack() as running:
+        imports = []
         for side, texts in sources.items():
+            given = directory, fields or fields_of(settings, side), settings.imports, drain, notice, fail
             for text in texts:
-                given = directory, fields_of(settings, side), settings.imports
-                one = Import(text, side, *given, False, notice, failed.append)
-                one.start()
+                one = Import(text, side, *given, notices=notices)
                 running.callback(one.stop)
-        yield failed
+                one.start()
+                imports.append(one)
+        yield imports
 
 
 def copy_all(
-    sources: Iterable[str], side: str, directory: Path, settings: Settings, notice: Callable[[str], None]
+    sources: Mapping[str, Iterable[str]], directory: Path, settings: Settings, notice: Callable[[str], None]
 ) -> None:
-    """Copy what they have now, one after the other; again it goes on where it was.
+    """Copy what the sources of each side have now; again it goes on where it was.
 
     UsageError, CorruptStateError, StorageError. One that is away is told of and waited for.
     """
-    for text in sources:
-        failed: list[BaseException] = []
-        given = directory, fields_of(settings, side), settings.imports
-        one = Import(text, side, *given, True, notice, failed.append)
-        one.start()
-        try:
-            while not (one.finished or failed):
-                time.sleep(_LOOK_S)
-        finally:
-            one.stop()
-        if failed:
-            raise failed[0]
+    failed: list[BaseException] = []
+    with copying(sources, directory, settings, notice, failed.append, drain=True) as imports:
+        while not (failed or all(one.finished for one in imports)):
+            time.sleep(_LOOK_S)
+    if failed:
+        raise failed[0]
 
 
 # --- Standard input: it is copied into a log file, and read there as any other.
