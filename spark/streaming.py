@@ -3,6 +3,8 @@
 import logging
 import os
 import shutil
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,8 @@ _STATE_CONF: Final = {
     ),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
 }
+LOOK_S: Final = 0.2
+"""So often it is looked whether logs have grown, at most."""
 
 
 class Batches:
@@ -81,7 +85,19 @@ def prepare_session(session: SparkSession, tasks: int) -> None:
         session.conf.set(name, value)
 
 
-def works(query: Any) -> bool:
+def attend(query: Any, look: Callable[[], object], every_s: float, going: Callable[[], bool]) -> None:
+    """Until the query ends, or is not `going` on: a `look` at what has come every `every_s` seconds, unless
+    it works. Raises what ended it."""
+    next_look = 0.0
+    while going():
+        if time.monotonic() >= next_look and not _works(query):  # a batch takes what came during the last one
+            next_look = time.monotonic() + every_s
+            look()
+        if query.awaitTermination(min(every_s, LOOK_S)):
+            break
+
+
+def _works(query: Any) -> bool:
     status = query.status
     return bool(status["isTriggerActive"] or status["isDataAvailable"])
 

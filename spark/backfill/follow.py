@@ -57,7 +57,7 @@ from spark.backfill.run import (
 from spark.reading.lines import batch_of, chunks_of
 from spark.reading.paths import is_uri
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
-from spark.streaming import Batches, check_left, prepare_session, works
+from spark.streaming import LOOK_S, Batches, attend, check_left, prepare_session
 
 ROWS_A_BUCKET: Final = 200_000
 SAME_PRIMARY_WITHIN: Final = "10 minutes"
@@ -92,14 +92,13 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
 def follow(
     order: Order,
     open_session: OpenSession,
-    every_s: float,
     told: Told = lambda *_: None,
     notice: Callable[[str], None] = lambda _: None,
     checkpoint: Checkpoint = lambda _: None,
     going: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Join what the logs gain, a look every `every_s` seconds, while `going`. Killed anywhere, the same call
-    goes on. What can't be is refused before Spark is started.
+    """Join what the logs gain, while `going`. Killed anywhere, the same call goes on. What can't be is
+    refused before Spark is started.
 
     UsageError for an order that is not the one it was begun with, or logs that were cut; FencedError where
     only `--abandon` helps; LockedError; SparkFailedError, UnavailableError, StorageError: run it again.
@@ -118,11 +117,7 @@ def follow(
         try:
             with spark_failures():
                 query = _started(session, order, growth, batches)
-                while going():
-                    if not works(query):  # a batch takes what came during the one before it
-                        growth.look()
-                    if query.awaitTermination(every_s):  # raises what ended it
-                        break
+                attend(query, growth.look, LOOK_S, going)
                 query.stop()
         except SparkFailedError as error:
             if keeper.own.fenced:

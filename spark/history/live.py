@@ -47,7 +47,7 @@ from spark.options import ALL
 from spark.reading.lines import chunks_of
 from spark.session import SparkFailedError, map_in_arrow, spark_failures
 from spark.streaming import SESSION_CONF as STREAMING_CONF
-from spark.streaming import Batches, check_left, prepare_session, stop, works
+from spark.streaming import Batches, attend, check_left, prepare_session, stop
 
 SESSION_CONF: Final = {
     **STREAMING_CONF,
@@ -59,7 +59,6 @@ BATCH_BYTES_MAX: Final = 64 << 20
 """Of logs: the lines that come of it are in the driver's memory."""
 _ROW: Final = from_arrow_schema(ROW)
 _PARTS_A_TASK: Final = 2
-_LOOK_S: Final = 0.2
 Told = Callable[[dict[str, Any]], None]
 """Called with the summary of each batch in which something came."""
 
@@ -144,13 +143,7 @@ def live(
             with spark_failures():
                 query = _started(session, home, state, order, growth, batches)
                 opened.callback(stop, query)
-                next_look = 0.0
-                while going():
-                    if time.monotonic() >= next_look and not works(query):  # it takes what came meanwhile
-                        next_look = time.monotonic() + every_s
-                        growth.look()
-                    if query.awaitTermination(min(every_s, _LOOK_S)):  # raises what ended it
-                        break
+                attend(query, growth.look, every_s, going)
         except SparkFailedError as error:
             raise batches.failure or error from error
 

@@ -170,7 +170,7 @@ def refused(tmp_path, registry):
 
     def refused(error, match, **changes):
         with pytest.raises(error, match=match):
-            follow(replace(order, **changes), None, 0.1)
+            follow(replace(order, **changes), None)
 
     refused.place = order.place
     return refused
