@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from photon.core.disk import (
+    lines_in,
     make_directory,
     open_alone,
     storage_errors,
@@ -41,7 +42,6 @@ PARQUET: Final = ".parquet"
 MANIFEST: Final = ".manifest"
 LIVES: Final = ".lives"
 _RECOVERED: Final = "recovered"
-_BLOCK_BYTES: Final = 1 << 20
 _HEX_DIGITS: Final = 16
 
 
@@ -197,8 +197,7 @@ def _count(path: Path, entry: CompleteFile | None) -> int | None:
         if path.suffix == PARQUET:
             rows: int = importlib.import_module("pyarrow.parquet").read_metadata(path).num_rows
             return rows
-        with path.open("rb", buffering=0) as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
+        return lines_in(path)
     except FileNotFoundError:
         return None
 

@@ -20,15 +20,13 @@ from millwheel.engine.wheel import Lines
 from millwheel.topology import LogSink
 from photon.connect.publishing import Publisher
 from photon.core.clock import Clock
-from photon.core.columns import count_lines
-from photon.core.disk import storage_errors, write_file
+from photon.core.disk import lines_in, storage_errors, write_file
 from photon.core.errors import StorageError, UsageError
 from photon.logs.writer import LogPosition, RotatingLog
 
 _encode: Final = msgspec.msgpack.encode
 _place: Final = msgspec.msgpack.Decoder(tuple[int, int, str]).decode
 _json: Final = msgspec.json.Encoder()
-_BLOCK_BYTES: Final = 1 << 20
 _CLOSE_S: Final = 1.0
 
 
@@ -208,9 +206,8 @@ def end_publishing(opened: Opened, clock: Clock) -> None:
 
 def complete(path: Path) -> Complete:
     """What is in it. StorageError."""
-    with storage_errors(path), open(path, "rb") as file:
-        lines = sum(count_lines(block) for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
-        return Complete(path.name, file.tell(), lines)
+    with storage_errors(path):
+        return Complete(path.name, path.stat().st_size, lines_in(path))
 
 
 def write_manifest(manifest: Path, entries: Sequence[Complete]) -> None:

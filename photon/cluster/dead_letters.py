@@ -7,7 +7,6 @@ joins it once all the same.
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import os
@@ -23,8 +22,8 @@ from typing import IO, Any, Final
 import msgspec
 
 from photon.cluster.topology import Topology
-from photon.core.disk import make_directory, storage_errors, sync_directory, write_all
-from photon.core.errors import LockedError, StorageError, UsageError
+from photon.core.disk import make_directory, open_alone, storage_errors, sync_directory, write_all
+from photon.core.errors import StorageError, UsageError
 from photon.core.fates import LETTER_REASONS, LETTERS, Fate
 from photon.core.settings import parse_path
 
@@ -239,15 +238,10 @@ def _digest(line: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _locked_index(directory: Path) -> Iterator[IO[bytes]]:
-    path = directory / INDEX_FILE
-    with storage_errors(path):
+    with storage_errors(directory):
         make_directory(directory)
-        index = path.open("a+b", buffering=0)
-    with index:
-        try:
-            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LockedError(f"{path}: another replay runs; wait for it") from error
+    fd = open_alone(directory / INDEX_FILE, "another replay runs; wait for it", os.O_APPEND)
+    with open(fd, "r+b", buffering=0) as index:
         yield index
 
 

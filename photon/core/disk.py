@@ -18,6 +18,7 @@ import msgspec
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BLOCK_BYTES: Final = 1 << 20
 _LOCK_NAME: Final = "lock"
 _DATABASES_MAX: Final = 16
 _Kind = TypeVar("_Kind")
@@ -50,6 +51,12 @@ def write_again(path: Path, data: bytes, offset: int) -> None:
             data, offset = data[written:], offset + written
     finally:
         os.close(fd)
+
+
+def lines_in(path: Path) -> int:
+    """Newlines in a file, which is read to where it ends. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
 
 
 def sync_data(fd: int) -> None:

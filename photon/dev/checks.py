@@ -11,13 +11,13 @@ from photon.cluster.ledgers import known_to, ledger_of
 from photon.cluster.run import joined_lines
 from photon.cluster.statuses import fates_of, percentiles_ms, run_summary
 from photon.cluster.topology import Topology
+from photon.core.disk import lines_in
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.dev.plan import fed_datacenters, logs_of
 from spark.verification.rules import MEANINGS, Verdict
 from spark.verification.verify import HERE_BYTES_MAX, Question, engine_for, verify
 
-_READ_BYTES: Final = 4 << 20
 _RATE_S_MIN: Final = 0.05
 
 
@@ -111,12 +111,7 @@ def _told(counts: Mapping[str, int]) -> str:
 
 def count_lines(directory: Path) -> int:
     """Lines of all logs in it."""
-    count = 0
-    for path in directory.glob("*.jsonl"):
-        with path.open("rb") as file:
-            while data := file.read(_READ_BYTES):
-                count += data.count(b"\n")
-    return count
+    return sum(map(lines_in, directory.glob("*.jsonl")))
 
 
 def summary_of(topology: Topology, work: Path, joined_before: int, course: Course) -> dict[str, Any]:
