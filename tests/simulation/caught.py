@@ -123,7 +123,7 @@ CASES = [
     Case("a_release_takes_the_id_from_whoever_holds_it", {"wrong_releases"}, Plan(0, machine="registry")),
     Case("r1_an_old_directory_is_believed", {"before_its_founding", "two_winners"}, DARK),
     Case("r2_a_snapshot_takes_the_whole_way", {"crowded"}, Whole(0)),
-    Case("r4_holders_are_kept_in_one_chunk", {"unfinished"}, Whole(30, seconds=30.0, heal_seconds=15.0)),
+    Case("r4_holders_are_kept_in_one_chunk", {"unfinished"}, Whole(92, seconds=30.0, heal_seconds=15.0)),
     Case("r5_a_disk_that_was_put_back_is_believed", {"two_winners", "diverged"}, PUT_BACK),
     Case("r7_the_boundary_leaps", {"leapt"}, AHEAD),
     Case("r8_holds_are_not_heeded", {"passed_a_hold"}, HELD),
