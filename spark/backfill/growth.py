@@ -23,7 +23,7 @@ from photon.core.errors import UsageError
 from photon.logs.files import Identity, end_of_last_line, named_files, names_by_inode, telling
 from photon.logs.packed import is_packed
 from spark.backfill.job import FILES_MAX, LogInput
-from spark.reading.paths import check_name
+from spark.reading.paths import check_name, escaped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +70,7 @@ class Looked(msgspec.Struct):
 def ranges_of(session: "SparkSession", directory: Path) -> "DataFrame":
     """What Spark follows: files of ranges that are whole, and deleted once they are read."""
     given = session.readStream.schema(RANGE).option("cleanSource", "delete")
-    return given.option("pathGlobFilter", "*.json").json(str(directory.absolute()))
+    return given.option("pathGlobFilter", "*.json").json(escaped(str(directory.absolute())))
 
 
 def range_of(row: Mapping[str, Any]) -> "Range":

@@ -309,3 +309,26 @@ def test_a_log_of_two_sides_is_refused_and_one_that_is_gone_by_then_is_passed_ov
     monkeypatch.setattr(module, "named_files", lambda patterns: [*found(patterns), str(logs / "clicks/gone")])
     one = Growth(logs / "other", ([str(logs / "queries")], [str(logs / "clicks")]), Clock())
     assert one.look() and [log.name for log in one.logs] == [str(logs / "clicks/a")]
+
+
+@pytest.mark.spark
+def test_ranges_are_read_and_deleted_in_a_directory_with_any_name(session, tmp_path):
+    from spark.backfill.growth import ranges_of
+
+    clicks, home = tmp_path / "clicks", tmp_path / "home[1] {a,b}*?\\"
+    clicks.mkdir()
+    growth = Growth(home, [[str(clicks)]], Clock())
+    read = []
+    for number in range(2):
+        (clicks / f"{number}").write_bytes(b"line\n")
+        growth.look()
+        query = (
+            ranges_of(session, growth.ranges)
+            .writeStream.foreachBatch(lambda rows, _: read.extend(row.name for row in rows.collect()))
+            .option("checkpointLocation", str(tmp_path / "checkpoints"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    assert read == [str(clicks / "0"), str(clicks / "1")]
+    assert not (growth.ranges / "0000000000.json").exists()
