@@ -28,7 +28,7 @@ from photon.core.fates import Registered
 from photon.core.ids import MARK_ADDRESSES, parse_token
 from spark.options import SCAN_TIMEOUT_S
 from spark.reading.lines import fixed_binary
-from spark.reading.paths import is_uri
+from spark.reading.paths import escaped, is_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,7 +177,7 @@ def write_export(
     session.createDataFrame(facts, "shard int, boundary_us long, began_us long").coalesce(1).write.parquet(
         f"{directory}/{_FACTS}"
     )
-    count: int = session.read.schema(SCHEMA).parquet(f"{directory}/{_IDS}").count()
+    count: int = read_export(session, directory).ids.count()
     return count
 
 
@@ -189,6 +189,6 @@ def check_export(directory: str) -> None:
 
 def read_export(session: "SparkSession", directory: str) -> Export:
     """The reverse of write_export. Spark's own error for a directory that is none."""
-    facts = session.read.parquet(f"{directory}/{_FACTS}").collect()
-    ids = session.read.schema(SCHEMA).parquet(f"{directory}/{_IDS}")
+    facts = session.read.parquet(escaped(f"{directory}/{_FACTS}")).collect()
+    ids = session.read.schema(SCHEMA).parquet(escaped(f"{directory}/{_IDS}"))
     return Export(ids, facts[0].began_us, {row.shard: row.boundary_us for row in facts})

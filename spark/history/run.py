@@ -54,7 +54,7 @@ from spark.history.tasks import (
 from spark.options import ALL, Span
 from spark.reading.events import parsed_logs
 from spark.reading.lines import LogFile, LogSet
-from spark.reading.paths import is_uri
+from spark.reading.paths import escaped, is_uri
 from spark.session import map_in_arrow, spark_failures
 
 _ROW: Final = from_arrow_schema(ROW)
@@ -128,7 +128,7 @@ class Recomputed:
 
     def rows(self, *what: str) -> DataFrame:
         """What all jobs made of that."""
-        rows = self._session.read.schema(_ROW).parquet(self._table)
+        rows = self._session.read.schema(_ROW).parquet(escaped(self._table))
         return rows.where(F.col("what").isin(*what)).select(*ROW.names)
 
     @property

@@ -75,22 +75,22 @@ def test_a_history_has_what_a_run_would_have(here, on_session, photon):
     write("c.jsonl", lines[1001::2])
     with open("logs/c.jsonl", "ab") as file:
         file.write(b'no line\n{"user":"last","ts":700000000,"what":"x"}')  # the end of a log counts
-    status, said, errors = photon("millwheel", "history", NAME + "VISITS", "--out", "old", "--json")
+    status, said, errors = photon("millwheel", "history", NAME + "VISITS", "--out", "old[1]", "--json")
     summary = json.loads(said)
     assert (status, errors) == (1, "")
     lines.append({"user": "last", "ts": 700 * SECOND, "what": "x"})
     expected = oracle(VISITS, {"clicks": lines})
-    found = {sink: lines_in(here / "old/sinks" / sink) for sink in expected}
+    found = {sink: lines_in(here / "old[1]/sinks" / sink) for sink in expected}
     [bad] = [letter for letter in found["dead-letters"] if "injector" in letter]
     assert (bad["line"], bad["file"]) == ("no line", str(here / "logs/c.jsonl"))
     found["dead-letters"].remove(bad)
     assert in_order(found) == in_order(expected)
     assert summary["lines"] == {"visits": len(expected["visits"]), "dead-letters": summary["dead_letters"]}
     assert summary["counts"]["clicks"] == {"records": 3001, "dead_letters": 1}
-    [entry] = complete_files(here / "old/sinks/visits/visits-history.manifest")
+    [entry] = complete_files(here / "old[1]/sinks/visits/visits-history.manifest")
     assert entry.lines == len(expected["visits"])
-    assert sorted(path.name for path in (here / "old").iterdir()) == [LEFT, "sinks"]
-    status, _, errors = photon("millwheel", "history", NAME + "VISITS", "--out", "old")
+    assert sorted(path.name for path in (here / "old[1]").iterdir()) == [LEFT, "sinks"]
+    status, _, errors = photon("millwheel", "history", NAME + "VISITS", "--out", "old[1]")
     assert (status, errors.count("\n")) == (2, 1)
     assert "name a new directory" in errors
 

@@ -49,9 +49,9 @@ def test_an_export_is_the_registry_as_it_was(session, registry, tmp_path):
     from spark.registered import read_export, registered, write_export
 
     before_us = time.time_ns() // 1000
-    write_export(session, registry.at, str(tmp_path / "export"))
+    write_export(session, registry.at, str(tmp_path / "export[1]"))
     now = registered(session, registry.at)
-    export = read_export(session, str(tmp_path / "export"))
+    export = read_export(session, str(tmp_path / "export[1]"))
     assert export.ids.exceptAll(now).count() == 0
     assert now.exceptAll(export.ids).count() == 0
     assert before_us <= export.began_us <= time.time_ns() // 1000
