@@ -141,10 +141,18 @@ def _parsing(sink: str, kept: Span) -> Parse:
     def parse(_log: str, _path: str, chunk: Chunk) -> Iterator[Any]:
         lines = chunk.data.rstrip(b"\n").split(b"\n")
         if kept != ALL:
-            lines = [line for line in lines if kept.start <= _time(line).time < kept.end]
+            lines = [line for line in lines if _within(kept, line)]
         yield _rows(sink, lines)
 
     return parse
+
+
+def _within(kept: Span, line: bytes) -> bool:
+    """True of a line whose time can't be read, too: it counts as one too many."""
+    try:
+        return kept.start <= _time(line).time < kept.end
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
 
 
 def _rows(sink: str, lines: Sequence[bytes]) -> Any:

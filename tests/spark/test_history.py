@@ -24,7 +24,8 @@ from millwheel.testing import in_order, oracle
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.settings import Settings
-from photon.logs.files import FileState
+from photon.logs.files import Chunk, FileState
+from spark.options import Span
 from spark.reading.lines import LogFile, Range, chunks_of
 from tests.connect.postgresql import Postgresql, need_server
 from tests.millwheel.running import LOSES
@@ -250,6 +251,15 @@ def test_lines_of_a_sink_are_not_those_of_one_whose_name_begins_like_its(here):
     topology = replace(COUNTS, sinks={"windows": LogSink("out")})
     found = written_files(topology, "windows", [here / "old"])
     assert [log.name for log in found] == [str(here / name) for name in names]
+
+
+def test_lines_of_a_sink_that_tell_no_time_are_compared_with_those_of_any_time():
+    from spark.history.compare import _parsing
+
+    kept = [b'{"time":4}', b'{"tim', b"", b'{"time":"\xff"}', b'{"user":"u"}', b"\0" * 9, b"[" * 10_000]
+    data = b"\n".join([b'{"time":3}', *kept, b'{"time":7}', b""])
+    [rows] = _parsing("windows", Span(4, 7))("", "", Chunk(0, len(data), data))
+    assert rows.column("line").to_pylist() == kept
 
 
 def test_what_can_be_no_history_is_refused_before_spark_starts(here, photon, requirements):
