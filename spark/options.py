@@ -20,8 +20,6 @@ SCAN_TIMEOUT_S: Final = 600.0
 """Of the scan of one shard of the registry, what Spark does with the rows meanwhile included."""
 SCAN_TIMEOUT_S_MAX: Final = 3600.0
 """As the registry has it (idregistry.rules.packing), whose modules take their time to import."""
-TASK_TRIES: Final = 4
-"""Spark's own number on a cluster; locally it would give up at the first."""
 JAVA_MIN: Final = 17
 JAVA_ASK_S_MAX: Final = 30.0
 
@@ -56,11 +54,6 @@ class SparkOptions:
     def with_defaults(self, conf: Mapping[str, str]) -> "SparkOptions":
         """With these settings where others are not given."""
         return replace(self, conf={**conf, **self.conf})
-
-    def patient(self) -> "SparkOptions":
-        """A local master with tries for a task that failed: `local[2]` -> `local[2,4]`."""
-        found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", self.master)
-        return self if found is None else replace(self, master=f"local[{found[1] or 1},{TASK_TRIES}]")
 
     @property
     def is_local(self) -> bool:

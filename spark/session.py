@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+TASK_TRIES: Final = 4
+"""Spark's own number on a cluster; locally it would give up at the first."""
 JVM_STOP_S_MAX: Final = 10.0
 MASTER_ASK_S_MAX: Final = 5.0
 EXECUTOR_WAIT_S_MAX: Final = 120.0
@@ -306,6 +308,12 @@ def _session(gateway: Any, python: str, scratch: Path) -> "SparkSession":
         return SparkSession(context)
 
 
+def _with_tries(master: str) -> str:
+    """`local[2]` -> `local[2,4]`; one that says its tries, or is no local one, as it is."""
+    found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
+    return f"local[{found[1] or 1},{TASK_TRIES}]" if found else master
+
+
 def _configuration(options: SparkOptions, scratch: Path, address: str) -> dict[str, str]:
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J, "utf-8")
@@ -326,7 +334,7 @@ def _configuration(options: SparkOptions, scratch: Path, address: str) -> dict[s
     java = f"-Dlog4j.configurationFile={log4j} -Djava.io.tmpdir={scratch}"
     more = configuration.get("spark.driver.extraJavaOptions", "")
     return configuration | {
-        "spark.master": options.master,
+        "spark.master": _with_tries(options.master),
         "spark.driver.memory": options.driver_memory,
         "spark.driver.extraJavaOptions": f"{java} {more}".rstrip(),
     }

@@ -104,14 +104,14 @@ def command(
             return _abandon(order, as_json)
         imported = {side: list(filter(is_known_source, texts)) for side, texts in given.items()}
         if follows:
-            return _follow(order, spark.patient(), imported, copies, as_json)
+            return _follow(order, spark, imported, copies, as_json)
         if load_followed(place) is not None:
             raise UsageError(f"{place.home} follows logs; go on with --follow, or name another --datacenter")
         job = place.load()
         if job is None or job.phase is Phase.DONE:  # what an unfinished one reads does not change
             copy_all(imported, copies, settings, notice)
         with working("joining"):
-            summary = backfill(order, lambda: open_session(spark.patient()), notice, _checkpoint)
+            summary = backfill(order, lambda: open_session(spark), notice, _checkpoint)
     _print(summary, place, as_json)
     return 0
 

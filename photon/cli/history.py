@@ -127,7 +127,7 @@ def live_on_spark(topology: str, work: Path, every_s: float, as_json: bool, spar
         shown = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
         click.echo(f"batch {batch['batch']}: {shown or 'timers'} in {batch['seconds']:.1f} s")
 
-    live(topology, work, lambda: open_session(spark.patient().with_defaults(SESSION_CONF)), every_s, told)
+    live(topology, work, lambda: open_session(spark.with_defaults(SESSION_CONF)), every_s, told)
     return 0
 
 

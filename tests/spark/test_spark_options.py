@@ -1,8 +1,10 @@
 """What a command on Spark takes, and what is told in a line before anything starts."""
 
 import logging
+import os
 import signal
 import warnings
+from contextlib import suppress
 from types import SimpleNamespace
 
 import click
@@ -12,7 +14,7 @@ from click.testing import CliRunner
 from photon.core.errors import UsageError
 from spark import options
 from spark.options import SparkOptions, check_requirements, parse_conf, spark_options
-from spark.session import ended_by_signals, open_session
+from spark.session import ended_by_signals, map_in_arrow, open_session
 
 
 def taken(*arguments):
@@ -141,3 +143,15 @@ def test_what_libraries_tell_of_a_jvm_that_a_signal_ends_is_not_shown(number, ca
     assert (ended.value.code, caplog.records, recwarn.list) == (128 + number, [], [])
     logging.error("shown again")
     assert len(caplog.records) == 1
+
+
+@pytest.mark.spark
+def test_a_python_of_a_local_session_that_is_killed_fails_no_job(session, tmp_path):
+    def dies_once(batches):
+        with suppress(FileExistsError):
+            (tmp_path / "died").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from batches
+
+    assert map_in_arrow(session.range(3), dies_once, "id long").count() == 3
+    assert (tmp_path / "died").exists()
