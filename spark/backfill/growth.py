@@ -92,18 +92,20 @@ class Growth:
         tick_s: float | None = None,
         reads: Callable[[int, str], bool] = lambda side, name: True,
         bytes_max: int = GIVEN_BYTES_MAX,
+        shared: bool = False,
     ) -> None:
         """`tick_s`: a TICK is in each file of ranges, and there is one so often. `reads`: whether a side's
-        file is read yet. CorruptStateError, StorageError."""
+        file is read yet. `shared`: a log may be of several sides, and is given out for each.
+        CorruptStateError, StorageError."""
         self.ranges = home / "ranges"
         self._path = home / "looked.json"
         self._patterns, self._reads, self._bytes_max = patterns, reads, bytes_max
-        self._clock, self._tick_s = clock, tick_s
+        self._clock, self._tick_s, self._shared = clock, tick_s, shared
         self._awaits = False
         """Something that is there is left for a later look: as an archive that was just written to."""
         make_directory(self.ranges)
         self._looked = read_json(self._path, Looked) or Looked()
-        self._names: dict[str, int] = {}
+        self._names: dict[tuple[int, str], int] = {}
         self._identities: dict[tuple[int, Identity], int] = {}
         for number in range(len(self._looked.logs)):
             self._note(number)
@@ -173,8 +175,8 @@ class Growth:
 
     def _known(self, name: str, side: int, status: os.stat_result) -> int:
         """The number of the log that this is, whatever its name was before. UsageError, OSError."""
-        logs, identity, named = self._looked.logs, _identity(status), self._names.get(name)
-        if named is not None and logs[named].side != side:
+        logs, identity, named = self._looked.logs, _identity(status), self._names.get((side, name))
+        if not self._shared and (PRIMARY + FOREIGN - side, name) in self._names:
             raise UsageError(f"{name} is named twice, for two kinds of events; name each log once")
         number = self._identities.get((side, identity))
         if number is None or not self._is(number, name, status):
@@ -185,15 +187,15 @@ class Growth:
             logs.append(Given(name, side, identity))
         given = logs[number]
         if (given.name, given.identity) != (name, identity):
-            if self._names.get(given.name) == number:
-                del self._names[given.name]
+            if self._names.get((side, given.name)) == number:
+                del self._names[side, given.name]
             given.name, given.identity = name, identity
         self._note(number)
         return number
 
     def _note(self, number: int) -> None:
         given = self._looked.logs[number]
-        self._names[given.name] = self._identities[given.side, given.identity] = number
+        self._names[given.side, given.name] = self._identities[given.side, given.identity] = number
 
     def _is(self, number: int, name: str, status: os.stat_result) -> bool:
         """Whether this is that log, under its name or another. OSError."""

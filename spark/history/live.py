@@ -134,6 +134,7 @@ def live(
             0.0,
             lambda side, path: side not in listed or listed[side].has(path),
             BATCH_BYTES_MAX,
+            shared=True,
         )
         batches = _Batches(home, state, plan, work, told_batch, checkpoint)
         opened.callback(batches.close)

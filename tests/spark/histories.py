@@ -105,6 +105,14 @@ PAIRS = of(
     "attributed",
     "unmatched",
 )
+TWICE = Topology(
+    {"clicks": CLICKS, "again": CLICKS},
+    {
+        "windows": node(WindowCounts("windows", 3, 1), Input("clicks", "user", None), Stream("windows")),
+        "sessions": node(Sessions("sessions", 1.5), Input("again", "user", None), Stream("sessions")),
+    },
+    {name: LogSink(f"out/{name}") for name in ("windows", "sessions")},
+)
 DECLARED = of({"declared": node(Declared("out", work="w"), USER, Stream("out"))}, "out")
 
 

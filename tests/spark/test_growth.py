@@ -311,6 +311,18 @@ def test_a_log_of_two_sides_is_refused_and_one_that_is_gone_by_then_is_passed_ov
     assert one.look() and [log.name for log in one.logs] == [str(logs / "clicks/a")]
 
 
+def test_a_log_of_two_injectors_is_given_out_for_each_through_its_rotation(logs):
+    for turn in range(2):
+        if turn:
+            (logs / "clicks/a").rename(logs / "clicks/a.1")
+        (logs / "clicks/a").write_bytes(b"turn %d\n" % turn)
+        patterns = [[str(logs / "clicks")], [str(logs / "clicks/a")]]
+        growth = Growth(logs / "home", patterns, Clock(), shared=True)
+        assert growth.look() and not growth.look()
+    given_out = [(row["side"], os.path.basename(row["name"]), row["end"]) for row in rows(logs)]
+    assert given_out == [(side, "a", 7) for side in (0, 1, 0, 1)]
+
+
 @pytest.mark.spark
 def test_ranges_are_read_and_deleted_in_a_directory_with_any_name(session, tmp_path):
     from spark.backfill.growth import ranges_of

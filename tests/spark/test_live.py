@@ -20,7 +20,7 @@ from millwheel.engine.plan import numbered
 from millwheel.testing import in_order, oracle
 from photon.core.errors import CorruptStateError, UsageError
 from tests.millwheel.topologies import two_stages
-from tests.spark.histories import CHAIN, COUNTS, DECLARED, NAME, ROOT, SECOND, WALL
+from tests.spark.histories import CHAIN, COUNTS, DECLARED, NAME, ROOT, SECOND, TWICE, WALL
 from tests.waiting import wait_until
 
 pytest.importorskip("pyspark")
@@ -92,7 +92,7 @@ class Running:
         return found
 
     def await_all(self, process, topology):
-        expected = in_order(oracle(topology, {"clicks": self.lines}))
+        expected = in_order(oracle(topology, dict.fromkeys(topology.injectors, self.lines)))
         expected.pop("dead-letters")
 
         def there():
@@ -170,6 +170,18 @@ def test_holds_wall_clock_timers_and_several_inputs_are_as_in_a_run(tmp_path, ru
         here.chdir(tmp_path)
         with pytest.raises(UsageError, match="computations, inputs and sinks are not"):
             live(*begun)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_two_injectors_of_the_same_logs_each_read_all_of_them(run):
+    running, dice = run("TWICE"), random.Random(7)
+    running.write(60, dice)
+    process = running.start()
+    running.await_all(process, TWICE)
+    running.write(60, dice)
+    running.await_all(process, TWICE)
+    running.stop(process)
 
 
 def test_without_its_checkpoints_nothing_goes_on(tmp_path, monkeypatch):
