@@ -127,11 +127,9 @@ class KafkaSource:
                 )
             if topic.error is not None:
                 raise in_words(self._uri, topic.error)
-            asked = TopicCollection([self._topic])
-            known = self._asks.describe_topics(asked, request_timeout=ASK_S)[self._topic].result()
         except KafkaException as error:
             raise in_words(self._uri, error) from error
-        found = "" if str(known.topic_id) == _NO_ID else str(known.topic_id)
+        found = self._id_now()
         if self._id not in (None, found):
             return self._begin()
         self._id = found
@@ -151,6 +149,15 @@ class KafkaSource:
             self._consumer.incremental_assign([TopicPartition(self._topic, partition, start)])
             self._next[partition], self._ends[partition] = start, end
             self._places[partition] = found, start - 1
+
+    def _id_now(self) -> str:
+        """ "" where the brokers know none. UnavailableError."""
+        asked = TopicCollection([self._topic])
+        try:
+            known = self._asks.describe_topics(asked, request_timeout=ASK_S)[self._topic].result()
+        except KafkaException as error:
+            raise in_words(self._uri, error) from error
+        return "" if str(known.topic_id) == _NO_ID else str(known.topic_id)
 
     @property
     def _asks(self) -> Any:
@@ -193,6 +200,12 @@ class KafkaSource:
                 if record.error().code() != _GONE:
                     self._error = in_words(self._uri, record.error())
                 break
+        if records and self._id:
+            # The client goes on at its offset in a topic that was made anew; records don't say which it is.
+            amiss, self._amiss = self._amiss, True
+            if self._id_now() != self._id:
+                return []
+            self._amiss = amiss
         batches = [self._batch(partition, of_it) for partition, of_it in records.items()]
         if batches:
             mean = sum(len(batch.lines) for batch in batches) / sum(map(len, records.values()))

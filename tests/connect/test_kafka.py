@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import KafkaException
 
 from photon.connect.ports import Fields, Loss, State, shown
 from photon.connect.uris import make_source
@@ -233,6 +234,39 @@ def test_an_end_that_comes_with_the_records_before_it_is_the_end():
     assert (batch.runs, one.state()) == (((3, 2),), State.FINISHED)
 
 
+@pytest.mark.parametrize("drain", [True, False])
+def test_records_of_a_topic_that_was_made_anew_meanwhile_are_not_taken_for_the_formers(drain, monkeypatch):
+    def record(offset):
+        found = Record(b'{"id":"%d"}' % offset, None)
+        found.offset, found.partition, found.error = (lambda: offset), (lambda: 0), lambda: None
+        return found
+
+    ids, begun = iter(["former", KafkaException("no answer"), "another"]), []
+
+    def id_now():
+        if isinstance(answer := next(ids), KafkaException):
+            raise answer
+        return SimpleNamespace(topic_id=answer)
+
+    one = make_source("kafka://127.0.0.1:1/t", FIELDS)
+    one.close()
+    at = itertools.count(3)
+    one._consumer = SimpleNamespace(
+        poll=lambda _: record(next(at)), consume=lambda *_: [], close=lambda: None
+    )
+    one._admin = SimpleNamespace(describe_topics=lambda *_, **__: {"t": SimpleNamespace(result=id_now)})
+    monkeypatch.setattr(one, "_begin", lambda: begun.append(dict(one._places)))
+    one._id, one._drain, one._looked_s = "former", drain, time.monotonic()
+    one._next, one._ends = {0: 3}, {0: 6}
+    (batch,) = one.read(0.0)
+    assert (batch.partition, batch.runs) == ("t-0\0former", ((3, 1),))
+    with pytest.raises(UnavailableError, match="no answer"):
+        one.read(0.0)
+    assert (one.read(0.0), one.state()) == ([], State.ACTIVE)
+    assert begun == [{0: ("former", 3)}], "what was not handed out is read anew"
+    assert (one._amiss, one._next) == (True, {0: 4})
+
+
 def test_new_partitions_are_found_while_it_is_followed(topic, broker, produced, source, monkeypatch):
     from confluent_kafka.admin import AdminClient, NewPartitions
 
@@ -403,9 +437,8 @@ def test_a_topic_that_was_made_anew_is_read_from_its_start_however_long_it_is(
 
 
 def test_a_topic_that_is_made_anew_while_it_is_followed_is_read_from_its_start(
-    topic, broker, produced, source, monkeypatch
+    topic, broker, produced, source
 ):
-    monkeypatch.setattr("photon.connect.kafka.PARTITIONS_EVERY_S", 0.5)
     name = topic()
     produced(name, [b"{}"] * 3)
     one = source(name)
@@ -413,8 +446,8 @@ def test_a_topic_that_is_made_anew_while_it_is_followed_is_read_from_its_start(
     read_until(one, lambda numbers: numbers)
     made_anew(broker, name)
     produced(name, [b"{}"] * 9)
-    (numbers,) = read_until(one, lambda found: [8] in [some[-1:] for some in found.values()]).values()
-    assert numbers[-9:] == [*range(9)]
+    found = read_until(one, lambda found: [8] in [some[-1:] for some in found.values()])
+    assert found == {f"{name}-0": [*range(9)]}, "none is of the former"
 
 
 def test_a_topic_that_ends_before_its_place_is_refused(topic, produced, source):
