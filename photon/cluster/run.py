@@ -237,7 +237,7 @@ def running(
             loop = RunLoop(cluster, reader, pool, ground.told_to_stop, notice, every_s)
             if topology.drain and topology.titles("importer"):
                 cluster.start("importer")
-                loop.until(partial(_imported, ground.told_to_stop), ("importer",))
+                _await_copies(loop)
             cluster.start(*(role for role in ROLES if role != "dispatcher"))
             # Ids that are forgotten on purpose are not missed.
             if ground.joined_before and not settings.registry.retention_days:
@@ -250,15 +250,27 @@ def running(
         raise
 
 
-def _imported(told_to_stop: Sequence[int], sample: Sample | None) -> bool:
-    """Whether all that is to be joined stands in log files."""
-    if told_to_stop:
-        return True
-    return (
-        sample is not None
-        and not sample.silent(("importer",))
-        and all(status["finished"] for status in sample.of("importer"))
-    )
+def _await_copies(loop: RunLoop) -> None:
+    """Return once all that is to be joined stands in log files. StalledError if they do not grow for STALL_S,
+    and it is known why: what is large may take as long."""
+    seen, moved_s = "", time.monotonic()
+
+    def over(sample: Sample | None) -> bool:
+        nonlocal seen, moved_s
+        if loop.told_to_stop or sample is None:
+            return bool(loop.told_to_stop)
+        importers, silent = sample.of("importer"), sample.silent(("importer",))
+        sources = [source for one in importers for source in one["sources"]]
+        reasons = [f"{name} does not answer" for name in silent]
+        reasons += dict.fromkeys(source["trouble"] for source in sources if source["trouble"])
+        now = json.dumps([[source["records"], source["behind"]] for source in sources])
+        if now != seen or not reasons:
+            seen, moved_s = now, time.monotonic()
+        if (stood_s := time.monotonic() - moved_s) > STALL_S:
+            raise StalledError(_stalled(reasons, stood_s))
+        return not silent and all(one["finished"] for one in importers)
+
+    loop.until(over, ("importer",))
 
 
 def _await_memory(loop: RunLoop, memory: RegistryMemory) -> None:
@@ -284,6 +296,10 @@ def why_stalled(reader: StatusReader, seconds: float) -> str:
         for name, one in answered
         if one.get("pending")
     ]
+    return _stalled(reasons, seconds)
+
+
+def _stalled(reasons: Sequence[str], seconds: float) -> str:
     return (
         f"nothing has moved for {seconds:.0f} s ({'; '.join(reasons) or 'no reason known'}); "
         "nothing is lost: mend the cause and run the same command again"

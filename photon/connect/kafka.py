@@ -117,14 +117,15 @@ class KafkaSource:
         self._amiss = False
 
     def _take_partitions(self) -> None:
-        """Begin with those that are new; all of them, where the topic was made anew. UnavailableError."""
+        """Begin with those that are new; all of them, where the topic was made anew.
+
+        UnavailableError: again, later; UsageError: what is there can't be read, or nothing is."""
         self._looked_s = time.monotonic()
         try:
             topic = self._consumer.list_topics(self._topic, ASK_S).topics[self._topic]
             if topic.error is not None and topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise UnavailableError(
-                    f"{self._uri.shown}: there is no such topic; make it, or mend its name"
-                )
+                lacking = f"{self._uri.shown}: there is no such topic; make it, or mend its name"
+                raise UsageError(lacking) if self._drain else UnavailableError(lacking)
             if topic.error is not None:
                 raise in_words(self._uri, topic.error)
         except KafkaException as error:

@@ -135,6 +135,35 @@ def test_a_join_that_stalls_says_what_it_did_until_then(tmp_path, command, monke
     assert told["foreign_events"] == told["pending"] + told["malformed"]
 
 
+def test_a_join_whose_source_does_not_answer_ends_as_one_that_stalls(tmp_path, command, monkeypatch):
+    monkeypatch.setattr("photon.cluster.run.STALL_S", 1.0)
+    write_lines(tmp_path / "p.jsonl", [{"id": "p"}])
+    away = "kafka://127.0.0.1:1/t?socket.connection.setup.timeout.ms=1000"
+    logs = ("--primary", tmp_path / "p.jsonl", "--foreign", away)
+    done = command("join", *logs, "--out", tmp_path / "out", "--json")
+    assert done.status == 1 and "s (kafka://127.0.0.1:1/t: " in done.err
+    assert (json.loads(done.out)["stopped"], "does not answer" in done.err) == (True, False)
+
+
+@pytest.mark.parametrize("moves", ["records", "behind", "trouble"])
+def test_copies_that_grow_or_are_in_no_trouble_are_waited_for(site, monkeypatch, moves):
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    source = {"records": 0, "behind": 9, "trouble": None if moves == "trouble" else "it is away"}
+    answers = [{"importer-east": {"finished": False, "sources": [dict(source)]}} for _ in range(8)]
+    for n, answer in enumerate(answers):
+        if moves != "trouble":
+            answer["importer-east"]["sources"][0][moves] += n
+    answers.append({"importer-east": {"finished": True, "sources": [source]}})
+
+    def until(over, roles):
+        assert roles == ("importer",)
+        assert [over(Sample(0.0, answer)) for answer in answers] == [False] * 8 + [True]
+
+    monkeypatch.setattr(site.loop, "until", until)
+    run._await_copies(site.loop)
+
+
 def test_a_run_that_is_told_to_stop_tells_what_its_sinks_take_nothing_for(tmp_path):
     told = []
     display = SimpleNamespace(update=lambda *_: None, notice=told.append)

@@ -102,6 +102,16 @@ def test_what_was_imported_is_verified_by_the_names_it_was_joined_by(tmp_path):
     assert "other.csv: no datacenter of this run that is on this machine imports it" in unknown.stderr
 
 
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_topic_that_is_not_there_ends_a_join_that_does_not_follow(tmp_path, broker):
+    (tmp_path / "a.jsonl").write_bytes(line(queries(1)[0]))
+    inputs = ("--primary", tmp_path / "a.jsonl", "--foreign", f"kafka://{broker.address}/nope")
+    done = photon("join", *inputs, "--out", tmp_path / "out")
+    assert done.returncode == 2, done.stderr
+    assert "there is no such topic; make it, or mend its name" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("primary", "foreign", "says"),
     [

@@ -486,8 +486,9 @@ def test_what_can_not_be_is_told_with_the_mend(broker, source, tmp_path):
     (tmp_path / "client.properties").write_text("# mine\nsecurity.protocol\n", "utf-8")
     with pytest.raises(UsageError, match=r"client\.properties: line 2 is no name=value"):
         source("t", f"?config={tmp_path}/client.properties")
-    with pytest.raises(UnavailableError, match="there is no such topic; make it, or mend its name"):
-        source("nope").open({}, True)
+    for drain, error in ((True, UsageError), (False, UnavailableError)):
+        with pytest.raises(error, match="there is no such topic; make it, or mend its name"):
+            source("nope").open({}, drain)
     away = make_source("kafka://127.0.0.1:1/t?socket.connection.setup.timeout.ms=1000", FIELDS)
     with pytest.raises(UnavailableError, match=r"kafka://127\.0\.0\.1:1/t: .*tried again"):
         away.open({}, True)
