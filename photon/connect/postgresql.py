@@ -38,6 +38,7 @@ _NEVER_WORKS: Final = (
     errors.InvalidColumnReference,
     errors.WrongObjectType,
 )
+_FIND: Final = "SELECT to_regclass(%s)"
 _MAKE_PLACES: Final = """
 CREATE TABLE IF NOT EXISTS photon_places
 (writer text PRIMARY KEY, file bigint NOT NULL, at bigint NOT NULL, relation oid NOT NULL)"""
@@ -131,8 +132,10 @@ class PostgresqlSink:
         try:
             self._connection = connection = connected(self._conninfo)
             with answering(connection, ANSWER_S):
-                connection.execute(_MAKE_PLACES)
-                connection.execute(self._make)
+                for name, make in (("photon_places", _MAKE_PLACES), (self._named, self._make)):
+                    # Whoever may make no tables may not ask for one that is there, either.
+                    if connection.execute(_FIND, (name,)).fetchone() == (None,):
+                        connection.execute(make)
                 connection.execute(_FORGET_PLACE, (self._known_by, self._named))
                 row = connection.execute(_LAST_PLACE, (self._known_by,)).fetchone()
                 connection.commit()

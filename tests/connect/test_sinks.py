@@ -300,6 +300,27 @@ def test_a_table_of_postgresql_may_be_the_users_own(postgresql):
 
 
 @pytest.mark.long
+def test_a_role_of_postgresql_that_may_make_no_tables_publishes_to_those_that_are_there(postgresql):
+    import psycopg
+
+    make_sink(f"{postgresql.uri}?table=granted", "w").open()
+    with psycopg.connect(postgresql.uri) as connection:
+        connection.execute("CREATE ROLE small LOGIN")
+        connection.execute("GRANT SELECT, INSERT ON granted TO small")
+        connection.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON photon_places TO small")
+    uri = postgresql.uri.replace("photon@", "small@")
+    one = make_sink(f"{uri}?table=granted", "w")
+    assert one.open() is None
+    for n, start in enumerate((0, 10)):
+        one.write(lines({"id": f"{n}"}), LogPosition(0, start), LogPosition(0, start + 10))
+    assert one.open() == LogPosition(0, 20)
+    assert [key for key, _ in postgresql.rows("granted")] == ["0", "1"]
+    one.close()
+    with pytest.raises(UsageError, match="permission denied for schema public"):
+        make_sink(f"{uri}?table=lacking", "w").open()
+
+
+@pytest.mark.long
 def test_a_row_that_postgresql_refuses_is_told_with_the_servers_detail(postgresql):
     import psycopg
 
