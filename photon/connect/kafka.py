@@ -20,13 +20,11 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
-    TopicCollection,
     TopicPartition,
-    Uuid,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, runs_of, topic_of
+from photon.connect.kafka_client import ASK_S, client_settings, id_of, in_words, made, runs_of, topic_of
 from photon.connect.ports import Batch, Fields, Loss, State, shown
 from photon.connect.uris import Uri
 from photon.core.errors import PhotonError, UnavailableError, UsageError
@@ -42,7 +40,6 @@ _NO_VALUE: Final = b"null"  # no event: malformed, so somebody is told
 _PER_MS: Final = {"s": 0.001, "ms": 1, "us": 1_000, "ns": 1_000_000}
 _EOF: Final = KafkaError._PARTITION_EOF
 _GONE: Final = KafkaError._AUTO_OFFSET_RESET
-_NO_ID: Final = str(Uuid(0, 0))
 
 
 class KafkaSource:
@@ -130,7 +127,7 @@ class KafkaSource:
                 raise in_words(self._uri, topic.error)
         except KafkaException as error:
             raise in_words(self._uri, error) from error
-        found = self._id_now()
+        found = id_of(self._uri, self._asks)
         if self._id not in (None, found):
             return self._begin()
         self._id = found
@@ -150,15 +147,6 @@ class KafkaSource:
             self._consumer.incremental_assign([TopicPartition(self._topic, partition, start)])
             self._next[partition], self._ends[partition] = start, end
             self._places[partition] = found, start - 1
-
-    def _id_now(self) -> str:
-        """ "" where the brokers know none. UnavailableError."""
-        asked = TopicCollection([self._topic])
-        try:
-            known = self._asks.describe_topics(asked, request_timeout=ASK_S)[self._topic].result()
-        except KafkaException as error:
-            raise in_words(self._uri, error) from error
-        return "" if str(known.topic_id) == _NO_ID else str(known.topic_id)
 
     @property
     def _asks(self) -> Any:
@@ -204,7 +192,7 @@ class KafkaSource:
         if records and self._id:
             # The client goes on at its offset in a topic that was made anew; records don't say which it is.
             amiss, self._amiss = self._amiss, True
-            if self._id_now() != self._id:
+            if id_of(self._uri, self._asks) != self._id:
                 return []
             self._amiss = amiss
         batches = [self._batch(partition, of_it) for partition, of_it in records.items()]

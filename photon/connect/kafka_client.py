@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, Uuid
 
 from photon.connect.uris import Uri
 from photon.core.errors import PhotonError, UnavailableError, UsageError
@@ -15,6 +15,7 @@ log: Final = logging.getLogger("photon.kafka")
 ASK_S: Final = 10.0
 """For one question to the brokers."""
 _FILE: Final = "config"
+_NO_ID: Final = str(Uuid(0, 0))
 _NEVER_WORKS: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -66,6 +67,17 @@ def made(uri: Uri, make: Any, settings: dict[str, Any]) -> Any:
         return make(settings)
     except (KafkaException, ValueError, TypeError) as error:
         raise UsageError(f"{uri.shown}: {_text(error)}") from error
+
+
+def id_of(uri: Uri, admin: Any) -> str:
+    """The id that the topic has now, which one made anew has not; "" where the brokers know none.
+    UnavailableError, UsageError."""
+    topic = topic_of(uri)
+    try:
+        known = admin.describe_topics(TopicCollection([topic]), request_timeout=ASK_S)[topic].result()
+    except KafkaException as error:
+        raise in_words(uri, error) from error
+    return "" if str(known.topic_id) == _NO_ID else str(known.topic_id)
 
 
 def in_words(uri: Uri, error: KafkaException | KafkaError) -> PhotonError:

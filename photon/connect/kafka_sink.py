@@ -25,7 +25,7 @@ import msgspec
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from photon.connect.kafka_client import ASK_S, client_settings, in_words, made, runs_of, topic_of
+from photon.connect.kafka_client import ASK_S, client_settings, id_of, in_words, made, runs_of, topic_of
 from photon.connect.keys import keys_by
 from photon.connect.ports import Guarantee
 from photon.connect.uris import Uri
@@ -53,10 +53,11 @@ _Offsets = Mapping[tuple[str, int], int]
 
 class _Noted(msgspec.Struct):
     """A record of the topic of places: all lines before `place` are written, the last batch of them at the
-    offsets `lines` of each partition."""
+    offsets `lines` of each partition. `topic`: the id of that one; "" where brokers know none."""
 
     place: LogPosition
     lines: dict[int, _Runs]
+    topic: str = ""
 
 
 class KafkaSink:
@@ -82,6 +83,10 @@ class KafkaSink:
         made(uri, Producer, self._producing)  # so that what can't be is told before anything begins
         self._producer: Any = None
         self._admin: Any = None
+        self._id = ""
+        """The topic's, when this was opened."""
+        self._told_anew = ""
+        """The id of a topic of which it was told that it was made anew."""
         self._held_up = 0
         """So often in a row a transaction did not end."""
 
@@ -90,12 +95,18 @@ class KafkaSink:
         try:
             self._admin = made(self._uri, AdminClient, self._given)
             self._make_places()
+            self._id = id_of(self._uri, self._admin)
             self._begin()
             ends = self._end_forgotten()
             self._begin()  # of an epoch in which none was aborted
             return self._last_place(ends)
         except KafkaException as error:
             raise in_words(self._uri, error) from error
+
+    def _made_anew(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self._uri.shown}: the topic was made anew; all that stands in .jsonl files is published again"
+        )
 
     def _begin(self) -> None:
         self._producer = made(self._uri, Producer, self._producing)
@@ -122,8 +133,10 @@ class KafkaSink:
         places = self._topic + _PLACES
         self._producer.begin_transaction()
         lines = self._send(self._topic, records)
+        if id_of(self._uri, self._admin) != self._id:  # in which they may stand
+            raise self._made_anew()
         runs = {p: runs_of([*there.get(p, ()), *lines.get(p, ())]) for p in {**there, **lines}}
-        noted = _Noted(place, runs)
+        noted = _Noted(place, runs, self._id)
         (at,) = self._send(places, [(msgspec.json.encode(noted), self._writer.encode(), 0)])[0]
         self._producer.commit_transaction(TRANSACTION_S)
         self._await_end({(self._topic, p): offsets[-1] for p, offsets in lines.items()} | {(places, 0): at})
@@ -237,13 +250,20 @@ class KafkaSink:
         return noted.place
 
     def _last_noted(self, start: int, ends: _Offsets, isolation: IsolationLevel) -> tuple[_Noted | None, int]:
-        """Of this writer, from this offset on, and its offset."""
+        """Of this writer, from this offset on, and its offset; none where that is of a former topic, which is
+        told once: UnavailableError."""
         place = (self._topic + _PLACES, 0)
         found: tuple[_Noted | None, int] = None, start
         for record in self._records({place: [(start, ends[place])]}, isolation):
             if record.key() == self._writer.encode() and record.value():
                 found = self._parsed(record.value()), record.offset()
-        return found
+        noted, at = found
+        if noted is None or noted.topic == self._id or "" in (noted.topic, self._id):
+            return found
+        if self._told_anew != self._id:
+            self._told_anew = self._id
+            raise self._made_anew()
+        return None, at
 
     def _standing(self, lines: Mapping[int, _Runs], ends: _Offsets) -> set[tuple[int, int]]:
         """Those of these lines, as (partition, offset), that readers of what is committed see."""

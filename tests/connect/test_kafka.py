@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException
 from photon.connect.ports import Fields, Loss, State, shown
 from photon.connect.uris import make_source
 from photon.core.errors import UnavailableError, UsageError
+from tests.connect.broker import made_anew
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
@@ -403,22 +404,6 @@ def test_a_record_that_can_not_be_read_takes_no_other_with_it(topic, produced, s
         one.read(0.1)
     found = read_until(one, lambda numbers: [89] in [some[-1:] for some in numbers.values()])
     assert found == {f"{name}-0": [*range(8, 90)]}
-
-
-def made_anew(broker, name, partitions=1):
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    admin = AdminClient({"bootstrap.servers": broker.address})
-    admin.delete_topics([name])[name].result(30)
-
-    def made():
-        with contextlib.suppress(KafkaException):
-            admin.create_topics([NewTopic(name, partitions)])[name].result(30)
-            return True
-
-    wait_until(made, 30)
-    wait_until(lambda: len(admin.list_topics(name).topics[name].partitions) == partitions)
 
 
 def test_a_topic_that_was_made_anew_is_read_from_its_start_however_long_it_is(

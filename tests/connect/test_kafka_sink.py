@@ -13,7 +13,7 @@ import pytest
 from photon.connect.uris import make_sink
 from photon.core.errors import PhotonError, UnavailableError, UsageError
 from photon.logs.writer import LogPosition
-from tests.connect.broker import start_broker
+from tests.connect.broker import made_anew, start_broker
 from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy
 from tests.waiting import wait_until
 
@@ -70,6 +70,39 @@ def test_a_sink_tells_up_to_where_it_has_the_lines_of_each_writer(topic, broker,
     assert east.open() == LogPosition(1, 22) == sink(name).open()
     assert west.open() == LogPosition(3, 22)
     assert committed(broker, name) == once(*"abcd")
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_topic_that_was_made_anew_gets_all_again_and_that_is_told(topic, broker, sink, again):
+    """While its sink is open, or between two runs."""
+    name, told = topic(2), "the topic was made anew; all that stands in .jsonl files is published again"
+    one = sink(name)
+    assert one.open() is None
+    one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+    made_anew(broker, name)
+    if again:
+        with pytest.raises(UnavailableError):
+            one.write(lines("b"), LogPosition(0, 22), LogPosition(0, 44))
+    else:
+        one = sink(name)
+    with pytest.raises(UnavailableError, match=told):
+        one.open()
+    for _ in range(2):
+        assert one.open() is None
+    one.write(lines("a", "b"), LogPosition(0, 0), LogPosition(0, 44))
+    assert sink(name).open() == LogPosition(0, 44)
+    assert committed(broker, name) == once("a", "b")
+
+
+def test_a_topic_that_is_made_anew_while_lines_are_sent_has_none_of_them(topic, broker, sink, monkeypatch):
+    name = topic()
+    one = sink(name)
+    one.open()
+    with monkeypatch.context() as patched, pytest.raises(UnavailableError, match="was made anew"):
+        patched.setattr("photon.connect.kafka_sink.id_of", lambda *_: "another")
+        one.write(lines("a"), LogPosition(0, 0), LogPosition(0, 22))
+    assert one.open() is None
+    assert not committed(broker, name)
 
 
 def test_keys_are_a_fields_values(topic, broker, sink):
