@@ -444,10 +444,11 @@ class Import:
             self._copies.tell(self._known_to, self.finished, trouble, self._notices())
 
     def _note_loss(self, loss: Loss) -> None:
+        reader = "join" if self._notices is None else "run"
         self._lost[loss.partition] += loss.count
         self._notice(
             f"{self._name}: {loss.partition} has records {loss.first} to {loss.first + loss.count - 1} no "
-            f"more ({loss.count}): they were deleted before they were read, and are lost to the join"
+            f"more ({loss.count}): they were deleted before they were read, and are lost to the {reader}"
         )
 
     def _sweep(self) -> None:

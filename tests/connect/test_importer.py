@@ -331,12 +331,13 @@ def test_what_a_reader_saw_of_an_append_that_failed_stays_and_comes_once(copies,
     assert copied(again.directory) == lines_of(batch("a", (0, 1)), *following)
 
 
-def test_what_the_source_has_no_more_is_told_by_number(imported):
-    status, notices, _ = imported(Scripted(Loss("a", 10, 5), Loss("b", 0, 2)), finished)
+@pytest.mark.parametrize(("tells", "reader"), [(None, "join"), (list, "run")])
+def test_what_the_source_has_no_more_is_told_by_number(imported, tells, reader):
+    status, notices, _ = imported(Scripted(Loss("a", 10, 5), Loss("b", 0, 2)), finished, tells=tells)
     assert status["lost"] == 7
     assert notices[0] == (
         "kafka://h/t: a has records 10 to 14 no more (5): they were deleted before they were read, and are "
-        "lost to the join"
+        f"lost to the {reader}"
     )
 
 
