@@ -321,6 +321,24 @@ def test_a_role_of_postgresql_that_may_make_no_tables_publishes_to_those_that_ar
 
 
 @pytest.mark.long
+def test_lines_that_a_trigger_of_postgresql_leaves_out_are_told_as_that(postgresql):
+    import psycopg
+
+    one = make_sink(f"{postgresql.uri}?table=triggered", "w")
+    one.open()
+    with psycopg.connect(postgresql.uri) as connection:
+        connection.execute(
+            "CREATE FUNCTION left_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+            "CREATE TRIGGER left_out BEFORE INSERT ON triggered FOR EACH ROW EXECUTE FUNCTION left_out()"
+        )
+    one.write(lines({"id": "a"}), LogPosition(0, 0), LogPosition(0, 11))
+    ((why, count),) = one.refused.items()
+    assert "a trigger or a rule left the lines out" in why
+    assert (count, postgresql.rows("triggered")) == (1, [])
+    one.close()
+
+
+@pytest.mark.long
 def test_a_row_that_postgresql_refuses_is_told_with_the_servers_detail(postgresql):
     import psycopg
 
