@@ -58,7 +58,8 @@ ON CONFLICT (id) DO NOTHING"""
 
 _KNOWN: Final = (
     "there are rows of these keys already, or a trigger or a rule left the lines out; if the rows are of "
-    "other lines, have key=FIELD,FIELD tell them apart, and drop the table or name another: what was refused is not sent again"
+    "other lines, have key=FIELD,FIELD tell them apart, and drop the table or name another: what was refused "
+    "is not sent again"
 )
 
 
