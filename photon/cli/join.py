@@ -67,7 +67,8 @@ def command(
     nothing = summary["foreign_events"] > 0 and not settled and not follow
     if nothing:
         click.echo("photon: nothing was joined; `photon join --check` shows what a sample finds", err=True)
-    incomplete = summary["unread_files"] or summary["lost_bytes"] or not summary["adds_up"]
+    lost = summary["lost_bytes"] or summary["lost_records"]
+    incomplete = summary["unread_files"] or lost or not summary["adds_up"]
     if follow:
         return 1 if incomplete else 0
     unread = not summary["foreign_events"] and summary["unended_files"]

@@ -56,7 +56,7 @@ STALL_S: Final = 120.0
 STILL_S_MAX: Final = 60.0
 """After this long without progress, files that are not complete are left to the joiners' end."""
 _STDIN: Final = "stdin"
-_DRAINED_BY: Final = ("dispatcher", "eventstore", "joiner")
+_DRAINED_BY: Final = ("dispatcher", "eventstore", "joiner", "importer")
 
 
 class StalledError(PhotonError):
@@ -439,6 +439,8 @@ class _Draining:
         self.eventstores: list[Status] = []
         self.stopped = drain
         """Over before all was read and decided."""
+        self.lost_records = 0
+        """Of sources, before they were copied, as far as those who copy them now know."""
         self.restarts = 0
         self.seconds = 0.0
 
@@ -447,7 +449,7 @@ class _Draining:
         if sample is None:
             return False
         now = time.monotonic()
-        dispatchers, eventstores, joiners = map(sample.of, _DRAINED_BY)
+        dispatchers, eventstores, joiners, importers = map(sample.of, _DRAINED_BY)
         counts = merge_fates(whole(dispatchers), sum(j.get("joined", 0) for j in joiners))
         self._display.update(counts, counts["joined"] / (now - self._began))
         answered = not sample.silent(PIPELINE_ROLES)
@@ -472,6 +474,7 @@ class _Draining:
             for why in () if stalled else _unpublished(sample):
                 self._display.notice(f"{why}; the next run goes on")
             self.dispatchers, self.eventstores = dispatchers, eventstores
+            self.lost_records = sum(source["lost"] for one in importers for source in one["sources"])
             self.stopped, self.seconds = self._drain and not drained, now - self._began
             self.restarts = loop.cluster.supervisor.restarts()
         if stalled:
@@ -555,6 +558,7 @@ def _summary(topology: Topology, run: _Draining, joined_before: int, display: Ru
     statuses = (*run.dispatchers, *run.eventstores)
     summary = {
         **run_summary(ledgers, run.eventstores, joined, joined_before, run.seconds),
+        "lost_records": run.lost_records,
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
         "primary_malformed": max((e.get("malformed", 0) for e in run.eventstores), default=0),

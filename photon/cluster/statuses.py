@@ -308,6 +308,11 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         click.echo(
             f"{'LOST bytes':<16}{summary['lost_bytes']:>14,}  of logs that were gone before they were read"
         )
+    if summary.get("lost_records"):
+        click.echo(
+            f"{'LOST records':<16}{summary['lost_records']:>14,}  of sources, deleted there before they were "
+            "copied"
+        )
     click.echo(f"{'seconds':<16}{summary['seconds']:>14,.2f}")
     click.echo(f"{'joined/s':<16}{summary['joined_per_s']:>14,.0f}")
     if latency["p50"] is not None:

@@ -175,5 +175,7 @@ def test_a_run_that_is_told_to_stop_tells_what_its_sinks_take_nothing_for(tmp_pa
     ]
     joiner = {"joined": 5, "in_flight": 0, "unresolved": 0, "sinks": sinks}
     draining = run._Draining(drain=False, work=tmp_path, display=display, began=0.0)
-    assert draining.is_over(loop, Sample(0.0, {"joiner-east": joiner}))
+    importer = {"sources": [{"lost": 3}, {"lost": 4}]}
+    assert draining.is_over(loop, Sample(0.0, {"joiner-east": joiner, "importer-east": importer}))
+    assert draining.lost_records == 7
     assert told == ["joiner-east: nothing is published to s3://b/p (no bucket); the next run goes on"]

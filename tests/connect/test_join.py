@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.connect.test_kafka import delete_before
 from tests.connect.test_kafka_sink import committed
 from tests.system import photon, start_photon
 from tests.waiting import wait_until
@@ -110,6 +111,22 @@ def test_a_topic_that_is_not_there_ends_a_join_that_does_not_follow(tmp_path, br
     done = photon("join", *inputs, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stderr
     assert "there is no such topic; make it, or mend its name" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_records_that_retention_took_are_in_the_summary_and_the_exit_status(tmp_path, broker, topic):
+    (tmp_path / "q.jsonl").write_bytes(b"\n".join(map(line, queries(30))) + b"\n")
+    name, found = topic(), []
+    inputs = ("--primary", tmp_path / "q.jsonl", "--foreign", f"kafka://{broker.address}/{name}")
+    for start, deleted in ((0, 0), (10, 15), (20, 0)):
+        produce(broker, name, clicks(start + 10, start), 1)
+        if deleted:
+            delete_before(broker, name, deleted)
+        done = photon("join", *inputs, "--out", tmp_path / "out", "--json")
+        found.append((done.returncode, json.loads(done.stdout)["lost_records"]))
+    assert found == [(0, 0), (1, 5), (0, 0)]
+    assert joined_ids(tmp_path / "out") == joinable([*clicks(10), *clicks(30, 15)])
 
 
 @pytest.mark.parametrize(

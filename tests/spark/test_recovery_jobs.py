@@ -47,7 +47,7 @@ def packed(*ids):
 
 
 def line_of(name):
-    return joined(foreign(name, "q"), primary("q"))
+    return json.loads(joined(foreign(name, "q"), primary("q")))
 
 
 def keys_of(session, paths, **settings):
