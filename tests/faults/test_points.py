@@ -47,7 +47,7 @@ def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_p
         points = [point for _ in range(ROUNDS) for point in rng.sample(POINTS[role], len(POINTS[role]))]
         if role == "registry":  # there need be no election later
             points = [VOTED, *[point for point in points if point != VOTED]]
-        if points[0] == FILLED:  # from the logs: a cache that no kill has emptied yet has all that is asked for
+        if points[0] == FILLED:  # from the logs, by a cache that a kill has emptied
             points = [*points[1:], FILLED]
         launcher.arm(process, [Crash(point, passes(point, rng)) for point in points])
         wanted.update(f"{process}: {point}" for point in points)
