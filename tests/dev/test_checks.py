@@ -15,11 +15,13 @@ from photon.dev.checks import (
     summary_of,
 )
 from photon.dev.plan import logs_of
+from tests.spark.kit import joined
 from tests.system import write_lines
 
 NAMES = ("east", "west")
 CLICKS = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": 2} for n in range(3)]
-LINES = [{**click, "primary": {"id": click["primary_id"], "ts_us": 1}} for click in CLICKS]
+QUERIES = [{"id": f"q{n}", "ts_us": 1} for n in range(3)]
+LINES = [joined(click, query) + b"\n" for click, query in zip(CLICKS, QUERIES, strict=True)]
 
 
 def ledger(events, joined, duplicate=0):
@@ -58,8 +60,7 @@ class Run:
         self.work, self.out = home / "work", home / "out"
         for name in NAMES:
             write_lines(logs_of(self.work, name) / "clicks" / "a.jsonl", [*CLICKS, CLICKS[0]])
-            queries = [{"id": f"q{n}", "ts_us": 1} for n in range(3)]
-            write_lines(logs_of(self.work, name) / "queries" / "a.jsonl", queries)
+            write_lines(logs_of(self.work, name) / "queries" / "a.jsonl", QUERIES)
         self.joins("east", *LINES[:2])
         self.joins("west", *LINES[2:])
 
@@ -98,11 +99,15 @@ def in_both_datacenters(run):
 
 
 def with_a_query_that_it_does_not_name(run):
-    run.joins("west", {**LINES[2], "primary": {"id": "q1", "ts_us": 1}})
+    run.joins("west", joined(CLICKS[2], QUERIES[1]) + b"\n")
+
+
+def with_another_time(run):
+    run.joins("west", joined({**CLICKS[2], "ts_us": 3}, QUERIES[2]) + b"\n")
 
 
 def that_nobody_logged(run):
-    run.joins("west", LINES[2], {**LINES[2], "id": "c9"})
+    run.joins("west", LINES[2], joined({**CLICKS[2], "id": "c9"}, QUERIES[2]) + b"\n")
 
 
 def by_nobody(run):
@@ -117,6 +122,7 @@ def by_nobody(run):
             with_a_query_that_it_does_not_name,
             "1 joined with none, or another than the primary event they name",
         ),
+        (with_another_time, "1 the rest of the line is no line of the inputs; such as 'c2'"),
         (that_nobody_logged, "1 joined, but not in the inputs"),
         (by_nobody, "1 in no output, not registered, and no dispatcher waits with them"),
     ],
