@@ -136,7 +136,7 @@ def test_a_join_that_stalls_says_what_it_did_until_then(tmp_path, command, monke
 
 
 def test_a_join_whose_source_does_not_answer_ends_as_one_that_stalls(tmp_path, command, monkeypatch):
-    monkeypatch.setattr("photon.cluster.run.STALL_S", 1.0)
+    monkeypatch.setattr("photon.cluster.run.STALL_S", 6.0)  # its importer has to start in less
     write_lines(tmp_path / "p.jsonl", [{"id": "p"}])
     away = "kafka://127.0.0.1:1/t?socket.connection.setup.timeout.ms=1000"
     logs = ("--primary", tmp_path / "p.jsonl", "--foreign", away)
