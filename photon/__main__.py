@@ -18,10 +18,11 @@ def main() -> None:
         print(_OPTIMIZED, file=sys.stderr)
         sys.exit(2)
     try:
-        if sys.argv[1:2] in (["join"], ["dev"]) and not _SHORT.intersection(sys.argv):
-            from photon.cluster.nursery import begin_ahead
+        wheel = sys.argv[1:3] == ["millwheel", "run"]
+        if (wheel or sys.argv[1:2] in (["join"], ["dev"])) and not _SHORT.intersection(sys.argv):
+            from photon.cluster.nursery import WHEEL, begin_ahead
 
-            begin_ahead()
+            begin_ahead(WHEEL if wheel else "")
         from photon.cli import main as cli
 
         cli.main()

@@ -1,8 +1,9 @@
 """A process that has imported everything and forks the processes of a system: they start in milliseconds.
 
 Importing gRPC, NumPy and the rooms costs each process 0.3 s of CPU, which on a small machine is most of the
-start of `photon join` and of every restart. The nursery has neither threads nor channels, so that it can be
-forked from safely. What it forks is the child of the command that asked for it, and dies with that.
+start of `photon join`, of a run of MillWheel, and of every restart. The nursery has neither threads nor
+channels, so that it can be forked from safely. What it forks is the child of the command that asked for it,
+and dies with that.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -30,6 +31,11 @@ _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 """Other threads do not live on in a fork, whatever the user wants of NumPy elsewhere."""
 _TITLE_BYTES_MAX: Final = 1024
 _REQUEST_BYTES_MAX: Final = 1 << 16
+WHEEL: Final = "millwheel"
+"""First word of the processes of a run of MillWheel; other nurseries are for roles."""
+_OF_WHEEL: Final = {
+    WHEEL: ("photon.cli.main", "photon.cli.millwheel", "millwheel.worker", "millwheel.postgresql")
+}
 
 
 class NurseryChild:
@@ -71,7 +77,9 @@ class Nursery:
     _module = "photon.cluster.nursery"
     """Which is its program."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "") -> None:
+        """`kind`: of processes, WHEEL or none."""
+        self._kind = kind
         self._fallback = FreshLauncher()
         self._useless = False
         self._begin()
@@ -113,7 +121,7 @@ class Nursery:
 
     def _begin(self) -> None:
         ahead = _AHEAD and self._module == Nursery._module
-        self._socket, self._process = _AHEAD.pop() if ahead else _begun(self._module)
+        self._socket, self._process = _AHEAD.pop() if ahead else _begun(self._module, self._kind)
         self._socket.settimeout(START_S_MAX)
 
 
@@ -132,17 +140,18 @@ _Begun = tuple[socket.socket, "subprocess.Popen[bytes]"]
 _AHEAD: Final[list[_Begun]] = []
 
 
-def begin_ahead() -> None:
-    """For who is sure to make a `Nursery` soon: it imports meanwhile. Not where there is no room for it."""
+def begin_ahead(kind: str = "") -> None:
+    """For who is sure to make such a `Nursery` soon, before any other: it imports meanwhile. Not where there
+    is no room for it."""
     with contextlib.suppress(OSError):
-        _AHEAD.append(_begun(Nursery._module))
+        _AHEAD.append(_begun(Nursery._module, kind))
 
 
-def _begun(module: str) -> _Begun:
+def _begun(module: str, kind: str) -> _Begun:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), " " * _TITLE_BYTES_MAX],
+            [sys.executable, "-m", module, str(theirs.fileno()), kind, " " * _TITLE_BYTES_MAX],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env={**child_environment(), **_ONE_THREAD},
@@ -152,26 +161,31 @@ def _begun(module: str) -> _Begun:
     return ours, process
 
 
-def serve(channel: socket.socket) -> None:
+def serve(channel: socket.socket, kind: str = "") -> None:
     """Fork what is asked for, until the other side is gone. Who is forked says so with its number."""
-    from photon.cluster.roles import ROLES  # here alone: whoever begins it need not wait for these
-
-    ahead = list(ROLES)
+    imports = _OF_WHEEL if kind == WHEEL else _of_roles()
+    ahead = list(imports)
     while True:
         if ahead and not select.select([channel], [], [], 0)[0]:
-            _import_all(ROLES[ahead.pop(0)].imports)
+            _import_all(imports[ahead.pop(0)])
             continue
         request, logs, _, _ = socket.recv_fds(channel, _REQUEST_BYTES_MAX, 1)
         if not request:
             return
         arguments = json.loads(request)
-        _import_all(ROLES[arguments[0]].imports if arguments[0] in ROLES else ())
+        _import_all(imports.get(arguments[0], ()))
         # The kernel drops a log that it has no number for.
         failed = _forked(arguments, logs[0], channel) if logs else errno.EMFILE
         if failed:
             channel.send(b"%d" % -failed)
         for log in logs:
             os.close(log)
+
+
+def _of_roles() -> Mapping[str, tuple[str, ...]]:
+    from photon.cluster.roles import ROLES  # here alone: whoever begins it need not wait for these
+
+    return {name: role.imports for name, role in ROLES.items()}
 
 
 def _forked(arguments: list[str], log: int, channel: socket.socket) -> int:
@@ -247,4 +261,4 @@ if __name__ == "__main__":
 
     die_with_parent()
     with contextlib.suppress(OSError):
-        serve(socket.socket(fileno=int(sys.argv[1])))
+        serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -1,8 +1,9 @@
 """A run of MillWheel on this machine: worker processes, and who asks after them.
 
 Of one machine alone, or of several (millwheel.machines), one of which leads. A worker that ends is started
-again; one whose heartbeat stops is killed first, so that nobody waits for what it holds. New code is tried by
-a process of its own, then loaded in place of what is loaded.
+again; one whose heartbeat stops is killed first, so that nobody waits for what it holds. Workers are forks of
+a process that has imported what is ours. New code is tried by a process of its own, then loaded in place of
+what is loaded.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ from millwheel.topology import DEAD_LETTERS, Logs, Topology, dead_letters
 from millwheel.worker import received_logs, shared_store
 from photon.cluster.begun import Begun
 from photon.cluster.master import Master
+from photon.cluster.nursery import WHEEL, Nursery
 from photon.cluster.preflight import check_matches, check_published
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
 from photon.connect.importer import forget_known
@@ -94,7 +96,6 @@ class WheelRun:
             make_directory(work)
         begins = not (stores or machine or history or (work / "state").exists())
         _check_start(self._topology, follow, begins)
-        self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._master: Master | None = None
@@ -114,6 +115,8 @@ class WheelRun:
         self._began = time.monotonic()
         self._machines: Machines | Alone = Alone(workers)
         self._lock = DirectoryLock(work)
+        self._nursery = Nursery(WHEEL)
+        self._supervisor = Supervisor(work / "logs", self._nursery)
         try:
             self._begun.check_place()
             if machine:
@@ -175,6 +178,7 @@ class WheelRun:
         return dead_letters(self._topology, self._work).directory
 
     def _let_go(self) -> None:
+        self._nursery.close()
         self._machines.end()
         for listener in self._listeners:
             listener.close()

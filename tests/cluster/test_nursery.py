@@ -1,5 +1,6 @@
 """The nursery: processes that are forked rather than started, as their supervisor sees them."""
 
+import contextlib
 import errno
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from photon.cluster.nursery import Nursery, _adopting
+from photon.cluster.nursery import WHEEL, Nursery, _adopting
 from photon.cluster.supervisor import Supervisor, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
 from photon.core.settings import Settings
@@ -48,6 +49,20 @@ def test_a_fork_ends_with_its_own_status_and_words_appended_to_its_log(nursery, 
     assert child.wait(60.0) == child.poll() == 2
     assert "nowhere.json: cannot be read" in last_message(tmp_path / "log")
     assert (tmp_path / "log").read_text().startswith("before\nphoton: ")
+
+
+def test_that_of_millwheel_forks_what_has_imported_a_worker_and_none_of_the_users_modules(
+    tmp_path, monkeypatch
+):
+    source = "import sys\nraise RuntimeError('millwheel.worker' in sys.modules)\n"
+    (tmp_path / "visits.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(Nursery(WHEEL)) as wheel:
+        for loaded in (True, "other"):
+            child = wheel.launch(["millwheel", "check", "visits:TOPOLOGY"], tmp_path / "log")
+            assert child.wait(60.0) == 2
+            assert last_message(tmp_path / "log").endswith(f"RuntimeError: {loaded}")
+            (tmp_path / "visits.py").write_text("raise RuntimeError('other')\n")
 
 
 @pytest.fixture

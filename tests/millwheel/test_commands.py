@@ -274,7 +274,7 @@ def test_a_run_that_is_refused_lets_the_work_directory_go(tmp_path, monkeypatch)
         name = f"{READY}windows {json.dumps(given)}"
         return wheels.WheelRun(name, tmp_path / "work", 1, True, lambda _: None)
 
-    run(10)._lock.release()
+    run(10)._let_go()
     for _ in range(2):
         with pytest.raises(UsageError, match="work was begun with length_s 10, now 5"):
             run(5)

@@ -179,7 +179,7 @@ def test_a_worker_is_killed_for_its_own_silence_not_for_that_of_the_one_before_i
     now, told, workers = [100.0], [], Workers()
     monkeypatch.setattr(wheels, "time", SimpleNamespace(monotonic=lambda: now[0]))
     run = wheels.WheelRun("tests.millwheel.test_master:TOPOLOGY", tmp_path / "work", 1, True, told.append)
-    run._lock.release()
+    run._let_go()
     run._supervisor = workers
 
     def beats(pid):
