@@ -20,6 +20,7 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
@@ -83,6 +84,10 @@ class KafkaSource:
         self._asked: dict[TopicPartition, Any] = {}
         """Where partitions end: answers that are to come, of a question at `_asked_us`."""
         self._asked_us, self._asked_s = 0, float("-inf")
+        self._described: Any = None
+        """Which partitions there are: the same."""
+        self._all_us = 0
+        """When there were no other partitions than those that are read."""
         self._promised: dict[int, tuple[int, int]] = {}
         """Partition -> a time, and where it ended then, while it is not read to there."""
         self._known: dict[int, int] = {}
@@ -117,7 +122,7 @@ class KafkaSource:
         """Begin with those that are new; all of them, where the topic was made anew.
 
         UnavailableError: again, later; UsageError: what is there can't be read, or nothing is."""
-        self._looked_s = time.monotonic()
+        self._looked_s, self._all_us = time.monotonic(), time.time_ns() // 1_000
         try:
             topic = self._consumer.list_topics(self._topic, ASK_S).topics[self._topic]
             if topic.error is not None and topic.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -238,23 +243,30 @@ class KafkaSource:
 
     def known_to(self) -> int:
         """Of a partition that is read to its end, when this was asked for; else as its records' timestamps
-        say."""
-        now_us, now_s = time.time_ns() // 1_000, time.monotonic()
-        if self._asked and all(answer.done() for answer in self._asked.values()):
+        say. While there may be others, not beyond the time at which there were none."""
+        now_s = time.monotonic()
+        if self._asked and all(answer.done() for answer in (*self._asked.values(), self._described)):
             for asked, answer in self._asked.items():
                 with contextlib.suppress(KafkaException):
                     self._promised.setdefault(asked.partition, (self._asked_us, answer.result().offset))
+            with contextlib.suppress(KafkaException):
+                if all(partition.id in self._next for partition in self._described.result().partitions):
+                    self._all_us = max(self._all_us, self._asked_us)
+                else:
+                    self._looked_s = float("-inf")
             self._asked = {}
         if not self._asked and now_s - self._asked_s >= ENDS_EVERY_S and self._next:
-            self._asked_us, self._asked_s = now_us, now_s
+            self._asked_us, self._asked_s = time.time_ns() // 1_000, now_s
             partitions = [TopicPartition(self._topic, partition) for partition in self._next]
             ends = dict.fromkeys(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            topics = TopicCollection([self._topic])
             self._asked = self._asks.list_offsets(ends, request_timeout=ASK_S)
+            self._described = self._asks.describe_topics(topics, request_timeout=ASK_S)[self._topic]
         for partition, (at_us, end) in list(self._promised.items()):
             if self._next.get(partition, -1) >= end:
                 self._known[partition] = max(self._known.get(partition, 0), at_us)
                 del self._promised[partition]
-        return min(now_us, min((self._known.get(partition, 0) for partition in self._next), default=0))
+        return min((self._all_us, *(self._known.get(partition, 0) for partition in self._next)))
 
     def kept(self, upto: Mapping[str, int]) -> None:
         places = [TopicPartition(self._topic, _partition(name), number + 1) for name, number in upto.items()]

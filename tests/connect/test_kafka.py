@@ -285,6 +285,28 @@ def test_new_partitions_are_found_while_it_is_followed(topic, broker, produced, 
     assert one.state() in (State.ACTIVE, State.IDLE)
 
 
+def test_nothing_is_known_from_when_a_partition_was_added_until_it_is_read(topic, broker, produced, source):
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    name, began = topic(), now_ms()
+    one = source(name)
+    one.open({}, False)
+    known_after(one, lambda known: known > began)
+    admin = AdminClient({"bootstrap.servers": broker.address})
+    admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
+    wait_until(lambda: len(admin.list_topics(name).topics[name].partitions) == 2)
+    added, known = now_ms(), []
+    produced(name, [b"{}"], partition=1)
+
+    def found():
+        known.append(one.known_to() // 1_000)
+        return one.read(0.05)
+
+    wait_until(found, 60)
+    assert max(known) <= added
+    assert known_after(one, lambda known: known > added) <= now_ms()
+
+
 def failing(source, monkeypatch, *calls):
     """At these calls from now on it gets no answer to where a partition begins and ends."""
     bounds, counted = source._bounds, itertools.count(1)
