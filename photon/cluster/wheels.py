@@ -305,7 +305,7 @@ class WheelRun:
             if machine.holder == me.holder:
                 store = stores[worker % len(stores)] if stores else ""
                 own = json.dumps({**given, "worker": worker, "store": store})
-                arguments = ["millwheel", "worker", self._name, own, "--work", str(self._work)]
+                arguments = ["millwheel", "worker", "--work", str(self._work), self._name, own]
                 self._supervisor.start(f"worker-{worker}", arguments)
 
     def _stop_workers(self, grace_s: float) -> None:
