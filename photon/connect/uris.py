@@ -7,12 +7,14 @@ Others add schemes by entry points of the groups `photon.sources` and `photon.si
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from photon.connect.ports import Fields, Sink, Source
 from photon.core.errors import PhotonError, UnavailableError, UsageError, first_line
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://")
 _TABLES: Final = {".csv": "csv", ".csv.gz": "csv", ".parquet": "parquet"}
@@ -174,8 +176,11 @@ def _maker(kind: str, uri: Uri) -> Callable[..., Any]:
     return maker
 
 
-def _schemes(kind: str) -> dict[str, EntryPoint]:
+def _schemes(kind: str) -> "dict[str, EntryPoint]":
     """What makes a source or a sink of each; ours before others'."""
+    # Here: it takes a tenth of what all processes import, and few of them need it.
+    from importlib.metadata import EntryPoint, entry_points
+
     group = f"photon.{kind}s"
     points = {name: EntryPoint(name, place, group) for name, place in _OURS[kind].items()}
     for point in entry_points(group=group):

@@ -6,7 +6,6 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from photon.connect import uris
 from photon.connect.ports import Fields
 from photon.connect.uris import is_known_source, is_source, known_as, make_source, parse_uri
 from photon.core.errors import UsageError
@@ -84,7 +83,7 @@ def test_others_bring_sources_by_entry_points(monkeypatch):
     def points(group):
         return [EntryPoint("pulsar", f"{__name__}:make_theirs", group)]
 
-    monkeypatch.setattr(uris, "entry_points", points)
+    monkeypatch.setattr("importlib.metadata.entry_points", points)
     assert make_source("pulsar://h/t?a=b", FIELDS) == ("pulsar://h/t", {"a": "b"}, FIELDS)
 
 
