@@ -67,8 +67,9 @@ def _running(command: _Command) -> _Command:
 def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, **more: Any) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
 
-    Status 1 if there are dead letters (WORK/dead-letters, or the topology's sink of that name, says why), and
-    without --follow if it was stopped, or gave up, before all was worked off.
+    Status 1 if there are dead letters (WORK/dead-letters, or the topology's sink of that name, says why) or
+    lost records, which a source deleted before they were copied, and without --follow if it was stopped, or
+    gave up, before all was worked off.
     """
     return _run(topology, work, workers, follow, as_json, **more)
 
@@ -106,7 +107,7 @@ def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool, *
         _print_summary(summary)
         if summary["dead_letters"]:
             click.echo(f"dead letters: {run.dead_letters}")
-    return 1 if summary["dead_letters"] or stopped else 0
+    return 1 if summary["dead_letters"] or summary["lost_records"] or stopped else 0
 
 
 @group.command("worker", hidden=True)
@@ -497,5 +498,8 @@ def _because(held: dict[str, Any]) -> str:
 def _print_summary(summary: dict[str, Any]) -> None:
     for name, counts in summary["counts"].items():
         click.echo(f"{name:<20} {shown(counts)}")
+    if summary["lost_records"]:
+        lost = f"{summary['lost_records']:,} of sources, deleted there before they were copied"
+        click.echo(f"{'LOST records':<20} {lost}")
     how = "done" if summary["ended"] else "stopped"
     click.echo(f"{how:<20} {summary['seconds']:g} s, {summary['restarts']} restarts")

@@ -43,7 +43,7 @@ from photon.cluster.master import Master
 from photon.cluster.nursery import WHEEL, Nursery
 from photon.cluster.preflight import check_matches, check_published
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
-from photon.connect.importer import forget_known
+from photon.connect.importer import forget_known, known_to
 from photon.connect.uris import make_source
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
@@ -160,12 +160,15 @@ class WheelRun:
     def summary(self) -> dict[str, Any]:
         now = self._machines.view.round
         told = now.summary if self._master is None else self._master.summary()
+        injectors = self._topology.injectors.items()
+        copies = [one for name, made in injectors for one in made.copies(received_logs(self._work, name))]
         return {
             "seconds": round(time.monotonic() - self._began, 3),
             "workers": len(now.workers),
             "ended": False,
             "restarts": self._supervisor.restarts(),
             "dead_letters": 0,
+            "lost_records": sum(known_to(one).lost for one in copies),
             "timers": 0,
             "counts": {},
             "sinks": [],

@@ -80,13 +80,15 @@ def patterns_of(
 
 class Known(msgspec.Struct, frozen=True, array_like=True):
     """What copies have: all that their source got before `upto_us`, once each of their logs is read up to its
-    end: file and offset. `trouble`: why they have no more. `notices`: the last ones."""
+    end: file and offset. `trouble`: why they have no more. `notices`: the last ones. `lost`: records
+    that it deleted before they were copied."""
 
     upto_us: int = 0
     ends: tuple[tuple[str, int], ...] = ()
     finished: bool = False
     trouble: str = ""
     notices: tuple[str, ...] = ()
+    lost: int = 0
 
 
 _known: Final = msgspec.json.Decoder(Known).decode
@@ -237,14 +239,14 @@ class Copies:
         self._places |= places
         return dict(places.values())
 
-    def tell(self, upto_us: int, finished: bool, trouble: str, notices: Sequence[str]) -> None:
+    def tell(self, upto_us: int, finished: bool, trouble: str, notices: Sequence[str], lost: int) -> None:
         """As `known_to` reads it. Of what is not durable nothing is told; whether this is, does not matter.
         StorageError."""
         places = [(log, log.position) for log in self._logs]
         ends = tuple((log.path(at.file).name, at.offset) for log, at in places)
         path = self.directory / _KNOWN
         with storage_errors(path):
-            known = Known(upto_us, ends, finished, trouble, tuple(notices))
+            known = Known(upto_us, ends, finished, trouble, tuple(notices), lost)
             path.with_suffix(".new").write_bytes(msgspec.json.encode(known))
             path.with_suffix(".new").replace(path)
 
@@ -337,8 +339,7 @@ class Import:
         self.caught_up = False
         """Whether all but the last records have been copied, once since the start."""
         self._fatal: str | None = None
-        self._lost: dict[str, int] = defaultdict(int)
-        self._records = self._bytes = 0
+        self._lost = self._records = self._bytes = 0
         self._state = State.ACTIVE
         self._behind: int | None = None
         self._held = 0
@@ -372,7 +373,7 @@ class Import:
             "bytes": self._bytes,
             "behind": self._behind,
             "kept_bytes": self._held,
-            "lost": sum(self._lost.values()),
+            "lost": self._lost,
             "trouble": self.trouble,
         }
 
@@ -441,11 +442,11 @@ class Import:
 
     def _tell(self, trouble: str = "") -> None:
         if self._notices is not None:
-            self._copies.tell(self._known_to, self.finished, trouble, self._notices())
+            self._copies.tell(self._known_to, self.finished, trouble, self._notices(), self._lost)
 
     def _note_loss(self, loss: Loss) -> None:
         reader = "join" if self._notices is None else "run"
-        self._lost[loss.partition] += loss.count
+        self._lost += loss.count
         self._notice(
             f"{self._name}: {loss.partition} has records {loss.first} to {loss.first + loss.count - 1} no "
             f"more ({loss.count}): they were deleted before they were read, and are lost to the {reader}"

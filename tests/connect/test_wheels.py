@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.connect.test_kafka import delete_before
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]
@@ -74,6 +75,25 @@ def test_each_record_of_kafka_counts_once_and_none_is_late_whoever_is_killed(bro
     assert counts(system) == wanted(events)
     summary = system.stop()
     assert (summary["counts"]["count"].get("late", 0), summary["dead_letters"]) == (0, 0)
+
+
+def test_records_that_retention_took_are_in_the_summary_and_the_exit_status(broker, topic, system):
+    from confluent_kafka import Producer
+
+    name, found = topic(), []
+    producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 0})
+    for turn, deleted in enumerate((0, 15, 0)):
+        for n in range(10):
+            producer.produce(name, json.dumps({"user": "u", "ts": (10 * turn + n) * SECOND}))
+        producer.flush()
+        if deleted:
+            delete_before(broker, name, deleted)
+        run = system.start_as(*windows(f"kafka://{broker.address}/{name}"))
+        summary = json.loads(run.communicate(timeout=100)[0])
+        assert summary["ended"]
+        found.append((run.returncode, summary["lost_records"]))
+    assert found == [(0, 0), (1, 5), (0, 0)]
+    assert sum(counts(system).values()) == 25
 
 
 def test_tables_and_packed_ones_are_worked_off_and_a_second_run_takes_what_came(system):

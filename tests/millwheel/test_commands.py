@@ -82,6 +82,7 @@ def told_of(counts):
     """The summary of a run that has ended."""
     return {
         "dead_letters": 0,
+        "lost_records": 0,
         "timers": 0,
         "counts": counts,
         "ended": True,

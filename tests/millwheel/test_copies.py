@@ -43,7 +43,7 @@ class Copied:
         self.copies.append([Batch(partition, lines, ((first, len(seconds)),))])
 
     def promise(self, seconds, finished=False, trouble="", notices=()):
-        self.copies.tell(seconds * 1_000_000, finished, trouble, notices)
+        self.copies.tell(seconds * 1_000_000, finished, trouble, notices, 0)
 
     def look(self):
         self.clock.advance(1.0)
