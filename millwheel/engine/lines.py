@@ -93,11 +93,11 @@ class LineParser:
         if read.value == WHOLE:
             return [Ext(JSON, line) for line in lines]
         if isinstance(read.value, str):
-            return [_plain(value) for value in self._columns[read.value](events)]
+            return [_travelling(value) for value in self._columns[read.value](events)]
         columns: list[Column] = [self._columns[path] for path in read.value]
         rows = zip(*[column(events) for column in columns], strict=True)
         names = read.value
-        return [Ext(MSGPACK, _encode(dict(zip(names, row, strict=True)))) for row in rows]
+        return [_travelling(dict(zip(names, row, strict=True))) for row in rows]
 
     def _timed(
         self, events: list[Any], lines: list[bytes], starts: Any
@@ -122,5 +122,12 @@ def texts(keys: Sequence[Any]) -> list[str]:
         return list(map(str, keys))
 
 
-def _plain(value: Any) -> Any:
-    return Ext(MSGPACK, _encode(value)) if isinstance(value, dict | list) else value
+def _travelling(value: Any) -> Any:
+    """As `wire`; but whole numbers of a log may be beyond 64 bits, which JSON alone has."""
+    large = type(value) is int and value.bit_length() > 63
+    if isinstance(value, dict | list):
+        try:
+            return Ext(MSGPACK, _encode(value))
+        except OverflowError:
+            large = True
+    return Ext(JSON, msgspec.json.encode(value)) if large else value

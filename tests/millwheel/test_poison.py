@@ -134,6 +134,27 @@ def test_a_key_is_a_text_and_a_time_is_whole(reason):
     assert [letter["reason"] for letter in bench.dead_letters] == [f"TypeError: {reason}"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("path", ["n", "more", ("n", "more"), "more.n"])
+def test_a_line_with_a_number_beyond_64_bits_holds_up_no_other(path, workers):
+    class Told(Computation):
+        def process_record(self, record, ctx):
+            ctx.produce("out", [ctx.key, repr(record.value)])
+
+    topology = Topology(
+        {"clicks": Logs("logs/*", "ts")},
+        {"told": node(Told(), Input("clicks", "user", path), Stream("out"))},
+        {"out": LogSink("out")},
+    )
+    numbers = (1, 2**70, -(2**63) - 1, 2**64, 2**63)
+    lines = [{"user": f"u{n}", "ts": 1, "n": n, "more": {"n": n}} for n in numbers]
+    found = run(topology, {"clicks": lines}, workers=workers)
+    shown = {"n": lambda n: n, "more": lambda n: {"n": n}, "more.n": lambda n: n}
+    values = shown.get(path, lambda n: {"n": n, "more": {"n": n}})
+    assert sorted(found["out"]) == sorted([f"u{n}", repr(values(n))] for n in numbers)
+    assert found["dead-letters"] == []
+
+
 class Seen(msgspec.Struct):
     page: str
 
