@@ -235,6 +235,7 @@ class Stage:
     def _output(self, stream: str, records: Records) -> Output:
         """As it is handed on. Raises if other workers, or the sink, could not have it."""
         "".join(records.names).encode()
+        records.names = list(map(str.__str__, records.names))  # no numpy.str_, no enum: msgpack has texts
         packed = _encode(records.values) if isinstance(records.values, list) else b""
         lines: list[bytes] = []
         if stream in self._sinks:

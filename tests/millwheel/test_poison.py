@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from enum import StrEnum
 
 import msgspec
 import numpy as np
@@ -91,6 +92,45 @@ CASES = {
     "exit()": (lambda ctx: exit(3), dict),
     "what asyncio cancels by": (cancel, dict),
 }
+
+
+class Name(str):
+    pass
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+NAMES = {"numpy's": np.str_("red"), "a class's": Name("red"), "an enum's": Colour.RED}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_key_that_is_a_text_of_another_class_is_a_text_as_any(name, workers):
+    class One(Computation):
+        def process_record(self, record, ctx):
+            ctx.produce("out", record.time, key=NAMES[name])
+
+    class Many(BatchComputation):
+        def process_batch(self, batch, ctx):
+            ctx.produce("out", [NAMES[name]] * len(batch), batch.times, batch.times)
+
+    class Then(Computation):
+        def process_record(self, record, ctx):
+            ctx.set_timer(0, SECOND)
+            ctx.produce("again", [type(ctx.key).__name__, ctx.key, record.value])
+
+    for it in (One(), Many()):
+        made = topology_of(it).computations
+        then = node(Then(), Input("out"), Stream("again"))
+        topology = Topology(
+            {"clicks": Logs("logs/*", "ts")},
+            {"it": made["it"], "then": then},
+            {"again": LogSink("again")},
+        )
+        found = run(topology, {"clicks": LINES}, workers=workers)
+        assert sorted(found["again"]) == [["str", "red", line["ts"]] for line in LINES]
 
 
 def users(letters):
@@ -216,6 +256,7 @@ BATCHES = {
     "a production in 2**70": lambda ctx: ctx.produce("out", ["bad"], [1], [2**70]),
     "no JSON": lambda ctx: ctx.produce("out", ["bad"], [{"x": {("a", "b"): 1}}], [5]),
     "a key of half a surrogate": lambda ctx: ctx.produce("out", [HALF], [1], [5]),
+    "a key that is a number": lambda ctx: ctx.produce("out", [7], [1], [5]),
     "exit()": lambda ctx: exit(3),
     "what asyncio cancels by": cancel,
 }
