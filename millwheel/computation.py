@@ -157,7 +157,8 @@ class Computation(Generic[S]):
     state: ClassVar[Any] = dict
     asks_outside: ClassVar[bool] = False
     """It asks, or tells, something outside. It gets no record that may be another one after a crash, and
-    can't be computed again from logs (spark.history)."""
+    can't be computed again from logs (spark.history). A PhotonError of it, such as UnavailableError, ends its
+    worker, which starts again and asks again."""
 
     def process_record(self, record: Record, ctx: Context[S]) -> None:
         raise NotImplementedError

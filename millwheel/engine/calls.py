@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from photon.core.errors import PhotonError
+from millwheel.errors import ZombieError
+from photon.core.errors import PhotonError, StorageError
 from photon.core.suspects import DEATHS_MAX
 
 _ID: Final = struct.Struct("=3q")
@@ -35,9 +36,11 @@ def reason_of(error: BaseException) -> str:
     return reason.encode(errors="backslashreplace").decode()  # it may quote half a surrogate
 
 
-def ours(error: BaseException) -> bool:
-    """Whether it is no fault of the user's code."""
-    return isinstance(error, PhotonError | KeyboardInterrupt)
+def ours(error: BaseException, asks_outside: bool = False) -> bool:
+    """Whether it is no fault of the user's code: it is of the worker or of its store, or of a computation
+    that asks outside, and is to ask again."""
+    kinds = PhotonError if asks_outside else StorageError | ZombieError
+    return isinstance(error, kinds | KeyboardInterrupt)
 
 
 class EndsWorkerError(Exception):

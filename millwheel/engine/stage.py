@@ -257,7 +257,7 @@ class Stage:
 
     def _failed(self, error: BaseException) -> None:
         """Of a call or several: nothing of them stands. Raises what is no fault of the user's code."""
-        if ours(error):
+        if ours(error, self.node.computation.asks_outside):
             if not isinstance(error, KeyboardInterrupt):  # which a worker ends by
                 self.calls.end()
             raise error

@@ -10,6 +10,7 @@ import pytest
 
 from millwheel import BatchComputation, Computation, Input, Logs, LogSink, Stream, Topology, node
 from millwheel.testing import Bench, in_order, run
+from photon import UnavailableError
 from tests.millwheel.topologies import SECOND
 
 HALF = "\ud800"
@@ -63,6 +64,10 @@ def cancel(ctx):
     raise asyncio.CancelledError
 
 
+def unavailable(ctx):
+    raise UnavailableError("a server that the user's code asks")
+
+
 def holding_itself(ctx):
     ctx.state["me"] = ctx.state
 
@@ -89,6 +94,7 @@ CASES = {
     "an endless number within": (lambda ctx: ctx.produce("out", {"x": [1.5, float("-inf")]}), dict),
     "a production for half a surrogate": (lambda ctx: ctx.produce("out", 1, key=HALF), dict),
     "a production for a number": (lambda ctx: ctx.produce("out", 1, key=7), dict),
+    "an error of ours": (unavailable, dict),
     "exit()": (lambda ctx: exit(3), dict),
     "what asyncio cancels by": (cancel, dict),
 }
@@ -257,6 +263,7 @@ BATCHES = {
     "no JSON": lambda ctx: ctx.produce("out", ["bad"], [{"x": {("a", "b"): 1}}], [5]),
     "a key of half a surrogate": lambda ctx: ctx.produce("out", [HALF], [1], [5]),
     "a key that is a number": lambda ctx: ctx.produce("out", [7], [1], [5]),
+    "an error of ours": unavailable,
     "exit()": lambda ctx: exit(3),
     "what asyncio cancels by": cancel,
 }
