@@ -119,7 +119,9 @@ class World:
         self.parsers = _parsers(self.plan)
         self.least = {
             (name, file): [
-                *accumulate([self.time_of(name, line) for line in reversed(lines)], min, initial=NEVER)
+                *accumulate(
+                    [min(self.time_of(name, line), NEVER - 1) for line in reversed(lines)], min, initial=NEVER
+                )
             ][::-1]
             for name, files in self.files.items()
             for file, lines in files.items()

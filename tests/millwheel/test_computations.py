@@ -22,7 +22,7 @@ from millwheel import (
 )
 from millwheel.computation import NEVER
 from millwheel.engine import stage
-from millwheel.testing import Bench
+from millwheel.testing import Bench, run
 from tests.millwheel.topologies import SECOND
 
 
@@ -286,6 +286,17 @@ def test_lines_that_are_none_are_dead_letters_and_the_others_go_on():
     )
     assert bench.lines("out") == [{"seen": 1}, {"seen": 2}]
     assert [letter["injector"] for letter in bench.dead_letters] == ["clicks", "clicks"]
+
+
+def test_lines_that_are_none_are_all_dead_letters_where_no_other_follows_them():
+    class Silent(Computation[None]):
+        def process_record(self, record, ctx):
+            pass
+
+    topology = Topology({"clicks": Logs("*", "ts")}, {"it": node(Silent(), Input("clicks", key="user"))})
+    lines = [{"user": "ann", "ts": 1}, *[b"nonsense"] * 200]
+    for seed in range(3):
+        assert len(run(topology, {"clicks": lines}, seed=seed)["dead-letters"]) == 200
 
 
 @pytest.mark.parametrize(
