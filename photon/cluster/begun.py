@@ -19,7 +19,7 @@ from millwheel.sinks import is_elsewhere
 from millwheel.topology import Topology
 from millwheel.worker import shared_store, store_of
 from photon.connect.uris import parse_uri
-from photon.core.disk import storage_errors, write_file
+from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import UsageError
 
 READY: Final = "millwheel.ready.topologies:"
@@ -159,9 +159,11 @@ class Begun:
 
 
 def _check_stored(plan: Plan, scan: Callable[[bytes], Iterator[tuple[bytes, bytes]]]) -> None:
-    """Whether this code goes on with it. TopologyError, UsageError."""
+    """Whether this code goes on with it, and can write its sinks. TopologyError, UsageError, StorageError."""
     check_states(plan, scan)
     for name, sink in plan.topology.sinks.items():
+        with storage_errors(Path(sink.directory)):
+            make_directory(Path(sink.directory))
         for row, place in scan(node_rows(SINK, plan.sinks[name])) if sink.published_to else ():
             if is_elsewhere(place, sink, name, int.from_bytes(row[-2:], "big")):
                 raise UsageError(

@@ -301,6 +301,23 @@ def test_a_work_directory_that_is_a_file_is_said_to_be_none(command, tmp_path):
         assert done.err == f"photon: {path}: Not a directory; give another path\n"
 
 
+def test_a_sink_whose_directory_is_a_file_ends_the_start_and_refuses_the_deploy(system):
+    sink = system.directory / "out"
+    sink.touch()
+    system.write("a.jsonl", clicks(random.Random(6), 50))
+    assert system.run(status=1) == "photon: out/counts: Not a directory; give another path\n"
+    sink.unlink()
+    module = system.directory / "mine.py"
+    module.write_text(f"from {NAME.partition(':')[0]} import TOPOLOGY\n")
+    system.start("--follow", name="mine:TOPOLOGY")
+    wait_until(system.is_up)
+    module.write_text(f"{module.read_text()}TOPOLOGY.sinks['counts'] = LogSink('logs/a.jsonl')\n")
+    module.write_text(f"from millwheel import LogSink\n{module.read_text()}")
+    said = system.refused("deploy", "--work", "work")
+    assert "the run goes on as it was: logs/a.jsonl: Not a directory; give another path" in said
+    system.stop()
+
+
 def test_output_of_another_run_is_not_touched(system):
     lines = clicks(random.Random(6), 50)
     system.write("a.jsonl", lines)
