@@ -18,6 +18,7 @@ from photon.cli.options import config_option, duration, json_flag, path_option, 
 from photon.cluster.registry_access import notice
 from photon.cluster.supervisor import die_with_parent
 from photon.connect.uris import parse_uri
+from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock
 from photon.core.errors import UsageError
@@ -180,6 +181,7 @@ def push(address: str, file: BufferedReader, producer: str, config: Path | None)
     """
     from millwheel.push import Pusher
 
+    split_address(address, "HOST:PORT")
     with Pusher(address, producer, network_of(load_settings(config)), notice=notice) as pusher:
         start = pusher.number
         if file.seekable():

@@ -252,6 +252,13 @@ def test_another_file_of_the_same_producer_is_refused(served, command, tmp_path)
     assert served.lines() == b"1\n" * 10
 
 
+def test_what_is_no_address_is_refused_at_once(command, tmp_path):
+    (tmp_path / "a.jsonl").touch()
+    done = command("millwheel", "push", "nohost", tmp_path / "a.jsonl", "--producer", "p")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert "HOST:PORT: 'nohost' is no address: give HOST:PORT" in done.err
+
+
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_a_file_goes_on_where_a_pipe_has_pushed_its_beginning(served, command, tmp_path, end):
     with served.pusher() as pusher:
