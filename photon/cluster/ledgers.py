@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from joiner.joined_lines import blocks_of
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
-from photon.logs.files import FileState
+from photon.logs.files import FileState, Identity, SeenFile, goes_on, seen_as
 from photon.logs.formats import json_lines
+from photon.logs.packed import Spool
 
 if TYPE_CHECKING:
     from spark.verification.verify import Question
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 def known_to(question: "Question", topology: Topology, work: Path) -> "Question":
     """The question of a verification, with what the dispatchers know; as it is where a datacenter's directory
     is not on this machine. Called before anything else is read. CorruptStateError, StorageError."""
-    from spark.reading.paths import input_paths, local_name
-
     homes = [pipeline.home("dispatcher") for pipeline in topology.pipelines]
     if not all(home.parent.is_dir() for home in homes):
         return question
@@ -41,34 +41,41 @@ def known_to(question: "Question", topology: Topology, work: Path) -> "Question"
     ]
     read = []
     for home in homes:
-        offsets: dict[tuple[int, int], int] = {}
+        states: dict[Identity, FileState] = {}
         for directory in worker_directories(home).values():
             ledger = LedgerFile(directory, topology.settings.dispatcher.state_bytes_max, readonly=True)
             with closing(ledger) as file, file.read() as rows, rows.retries() as cursor:
-                offsets |= {_identity(state): state.offset for state in rows.files()}
+                states |= {_identity(state): state for state in rows.files()}
                 waiting.append(b"".join([unpack_id(value) for _, value in cursor]))
-        read.append(offsets)
-    names = filter(None, map(local_name, input_paths(question.foreign)))
-    return replace(question, positions=_positions(names, read), waiting=waiting)
+        read.append(states)
+    return replace(question, positions=partial(_positions, read), waiting=waiting)
 
 
 def _positions(
-    paths: Iterable[str], read: Sequence[Mapping[tuple[int, int], int]]
+    read: Sequence[Mapping[Identity, FileState]], paths: Iterable[str]
 ) -> dict[str, tuple[int, int]]:
     """Log -> the bytes of it that every datacenter that knows it has read, and that at least one has.
 
-    A log is known by its inode, as a name may be another file's by now. One that nobody knows is left out: it
-    may be a copy, or packed since.
+    A log is known by its inode, as a name may be another file's by now, and by what was read of it, as it may
+    have been cut, or its inode be another's. One that nobody knows is left out: it may be a copy, or packed
+    since.
     """
     found = {}
     for path in paths:
         with contextlib.suppress(OSError):
-            status = os.stat(path)
-            identity = status.st_dev, status.st_ino
-            ends = [offsets[identity] for offsets in read if identity in offsets]
+            seen = seen_as(path, os.stat(path))
+            known = [states[seen.source] for states in read if seen.source in states]
+            ends = [state.offset for state in known if _is_of(state, seen)]
             if ends:
                 found[path] = min(ends), max(ends)
     return found
+
+
+def _is_of(state: FileState, seen: SeenFile) -> bool:
+    """OSError."""
+    if state.version:
+        return state.version == Spool.version(seen)
+    return goes_on(seen, state, state.offset)
 
 
 def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
@@ -90,7 +97,7 @@ def waiting_in(topology: Topology, pipeline: Pipeline, packed: bytes) -> dict[st
     return None
 
 
-def _identity(state: FileState) -> tuple[int, int]:
+def _identity(state: FileState) -> Identity:
     """Of the log itself: what is read of an archive is a copy."""
     return state.source if state.version else (state.device, state.inode)
 

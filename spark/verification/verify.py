@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,8 +46,8 @@ class Question:
 
     `registry`, or else `export`, the directory of an export. `span`: the time of the events. `complete`: all
     events were to be read, and to have a fate by now. `positions` and `waiting` are of the dispatchers'
-    ledgers, read before anything else (photon.cluster.ledgers): how far each log was read (None: nobody
-    knows), and ids of events that wait.
+    ledgers, read before anything else (photon.cluster.ledgers): how far each of the logs that it is asked for
+    was read (None: nobody knows), and ids of events that wait.
     """
 
     foreign: tuple[str, ...]
@@ -60,7 +60,7 @@ class Question:
     settle_s: float = SETTLE_S
     scan_timeout_s: float = SCAN_TIMEOUT_S
     complete: bool = False
-    positions: facts.Positions | None = None
+    positions: Callable[[Iterable[str]], facts.Positions] | None = None
     waiting: Sequence[bytes] = ()
 
     def check(self) -> None:
@@ -130,7 +130,10 @@ def verify(engine: Engine, question: Question, settings: Settings) -> Report:
     stage = BY_PRIMARY if question.primary else BY_ID
     engine.spread(facts.joined_logs(joined, settings, bool(question.primary) and not adapted), stage)
     engine.spread(facts.dead_letters(letters, settings), BY_ID)
-    engine.spread(facts.foreign_logs(input_paths(question.foreign), settings, question.positions), stage)
+    foreign = input_paths(question.foreign)
+    # Asked now: a log may have been rotated while the outputs were read.
+    positions = question.positions and question.positions(filter(None, map(local_name, foreign)))
+    engine.spread(facts.foreign_logs(foreign, settings, positions), stage)
     engine.spread_plan(question.waiting, facts.waiting_rows, BY_ID)
     if question.primary:
         loosely = any(path.endswith(PARQUET) for path in joined)

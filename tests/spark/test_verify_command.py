@@ -5,14 +5,19 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dispatcher.ledger import LedgerFile
 from idregistry.client import RegistryAt
+from photon.cluster.ledgers import known_to
+from photon.cluster.topology import read_topology
 from spark.verification.rules import make_report
+from spark.verification.verify import Question, verify
 from tests import system
-from tests.spark.kit import WrittenLogs, copy_of, foreign, joined, letter, primary
+from tests.spark.kit import WrittenLogs, copy_of, engine, foreign, joined, letter, primary
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -141,6 +146,31 @@ def test_a_run_that_ended_is_held_against_its_own_registry_and_ledgers(ended, ph
         assert report["lost_by"][0]["lease"] in ("runs", "over")
     if broken:
         assert (tmp_path / "d" / f"verdict={broken}").is_dir()
+
+
+def test_lines_that_a_dispatcher_cannot_have_read_are_pending_wherever_they_stand(tmp_path, photon):
+    """In a log that was cut since, whose inode has another one's lines; and in one that was rotated while
+    the registry and the outputs were read."""
+    logs = WrittenLogs(tmp_path)
+    logs.primary(primary("q"))
+    cut, rotated = (
+        Path(logs.foreign(*(foreign(f"{name}{n}", "q") for n in range(20)), name=f"{name}.jsonl"))
+        for name in ("cut", "rotated")
+    )
+    with system.following(tmp_path, logs.out):
+        wait_until(lambda: len(system.read_lines(logs.out / "joined", growing=True)) == 40)
+    shutil.copy(cut, cut.with_name("cut.jsonl.1"))
+    logs.foreign(foreign("new0", "q"), name="cut.jsonl")
+    status, said, _ = photon("verify", "--foreign", tmp_path / "clicks", "--out", logs.out, "--json")
+    assert (status, json.loads(said)["pending"], json.loads(said)["joined"]) == (0, 1, 40)
+    work = logs.out / ".photon"
+    topology = read_topology(work / "topology.json")
+    question = known_to(Question((str(tmp_path / "clicks"),), (str(logs.out),)), topology, work)
+    rotated.rename(rotated.with_name("rotated.jsonl.1"))
+    logs.foreign(foreign("new1", "q"), name="rotated.jsonl")
+    with engine(None, tmp_path) as here:
+        report = verify(here, question, topology.settings)
+    assert (report.broken, report.counts["pending"], report.counts["joined"]) == ([], 2, 40)
 
 
 def test_what_waits_in_an_inbox_is_pending_and_settings_of_another_run_are_refused(ended, photon, tmp_path):
