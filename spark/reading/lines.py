@@ -88,9 +88,10 @@ class LogSet:
 
 
 def local_file(name: str) -> LogFile:
-    """As it is now. StorageError if it can't be looked at."""
+    """As it is now, whatever is rotated before it is read. StorageError if it can't be looked at."""
     try:
-        return LogFile(name, os.stat(name).st_size)
+        status = os.stat(name)
+        return LogFile(name, status.st_size, inode=status.st_ino)
     except OSError as error:
         raise StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions") from error
 

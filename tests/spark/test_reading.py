@@ -212,3 +212,16 @@ def test_a_range_is_of_one_file_whatever_is_rotated_while_it_is_read(tmp_path):
     path.rename(tmp_path / "queries.jsonl.1")
     path.write_bytes(b'{"id":"b"}\n' * 200)
     assert found + b"".join(chunk.data for _, chunk in chunks) == b'{"id":"a"}\n' * 100
+
+
+def test_a_log_that_is_rotated_once_it_is_listed_is_read_under_its_new_name_or_told_to_be_gone(tmp_path):
+    path = tmp_path / "clicks.jsonl"
+    path.write_bytes(b'{"id":"a"}\n' * 100)
+    listed = local_file(str(path))
+    rotated = path.rename(tmp_path / "clicks.jsonl.1")
+    path.write_bytes(b'{"id":"b"}\n' * 200)
+    found = chunks_of(Range(listed, 0, listed.size), Logs(), unended=False)
+    assert b"".join(chunk.data for _, chunk in found) == b'{"id":"a"}\n' * 100
+    rotated.unlink()
+    with pytest.raises(StorageError, match="replaced, or packed, meanwhile"):
+        lines_of(listed)
