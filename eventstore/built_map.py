@@ -321,8 +321,6 @@ def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileSta
 def _files_in(directory: str) -> list[str]:
     try:
         return sorted(names_by_inode(directory).values())
-    except FileNotFoundError:
-        return []
     except OSError as error:
         raise unreadable(directory, error) from error
 

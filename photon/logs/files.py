@@ -89,9 +89,10 @@ def telling(path: str, size: int, identity: Identity | None = None) -> str:
 
 
 def names_by_inode(directory: str) -> dict[int, str]:
-    """Of the regular files in it. OSError."""
-    with os.scandir(directory) as entries:
+    """Of the regular files in it; none where it is gone. OSError."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         return {entry.inode(): entry.path for entry in entries if entry.is_file(follow_symlinks=False)}
+    return {}
 
 
 def read_at(path: str, start: int, length: int, identity: Identity | None = None) -> bytes:
@@ -322,15 +323,6 @@ def _named_below(
             yield path
 
 
-def named_files(patterns: Sequence[str]) -> list[str]:
-    """The regular files that globs and directories name now, in order, one with several names once.
-
-    UsageError for a pattern that can't ever match; StorageError for what can't be looked at.
-    """
-    check_patterns(patterns)
-    return [seen.name for seen in find(patterns)]
-
-
 def may_match(patterns: Sequence[str], name: str) -> bool:
     """Whether a file of this name (its last part) can be what one of the patterns means."""
     for pattern in patterns:
@@ -526,6 +518,15 @@ def find(
             raise StorageError(reason)
         unreadable(name, reason)
     return list(distinct.values())
+
+
+def named_files(patterns: Sequence[str]) -> list[SeenFile]:
+    """The regular files that globs and directories name now, in order, one with several names once.
+
+    UsageError for a pattern that can't ever match; StorageError for what can't be looked at.
+    """
+    check_patterns(patterns)
+    return find(patterns)
 
 
 def file_size(path: str, key: Identity) -> int | None:

@@ -96,7 +96,7 @@ def first_lines(paths: Sequence[str], lines_max: int) -> Iterator[tuple[str, lis
 
 def files_of(patterns: Sequence[str]) -> list[str]:
     """UsageError where there is none."""
-    paths = named_files(patterns)
+    paths = [file.name for file in named_files(patterns)]
     if not paths:
         raise UsageError(f"no file matches {' '.join(patterns)}; check the path")
     return paths

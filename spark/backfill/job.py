@@ -183,13 +183,13 @@ def look_at(patterns: Sequence[str], what: str, remote: Look) -> tuple[LogInput,
 
 def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
     found = []
-    for name in map(os.path.abspath, named_files(patterns)):
+    for file in named_files(patterns):
+        name = os.path.abspath(file.name)
         check_name(name)
+        if file.size >= OFFSET_MAX:
+            raise UsageError(f"{name} has {file.size} bytes; cut it into files below {OFFSET_MAX}")
         with storage_errors(Path(name)):
-            size = os.stat(name).st_size
-            if size >= OFFSET_MAX:
-                raise UsageError(f"{name} has {size} bytes; cut it into files below {OFFSET_MAX}")
-            found.append(LogInput(name, size, telling(name, size)))
+            found.append(LogInput(name, file.size, telling(name, file.size)))
     return found
 
 

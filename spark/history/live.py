@@ -131,7 +131,7 @@ def live(
             home,
             state.patterns,
             SystemClock(),
-            0.0,
+            True,
             lambda side, path: side not in listed or listed[side].has(path),
             BATCH_BYTES_MAX,
             shared=True,

@@ -34,7 +34,7 @@ def input_paths(patterns: Sequence[str]) -> list[str]:
     remote = [pattern for pattern in patterns if is_uri(pattern)]
     if not files and not remote:
         raise UsageError(f"no file matches {', '.join(map(repr, local))}; check the pattern")
-    return [*map(_spark_path, files), *remote]
+    return [*(_spark_path(file.name) for file in files), *remote]
 
 
 def output_paths(out: str, kind: str) -> list[str]:
