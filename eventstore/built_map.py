@@ -42,6 +42,7 @@ from eventstore.segments import (
 from photon.core.disk import (
     DirectoryLock,
     make_directory,
+    read_json,
     replace,
     storage_errors,
     sync_directory,
@@ -149,16 +150,8 @@ def identity_digest(settings: Settings) -> str:
 def read_manifest(directory: Path) -> Manifest | None:
     """None if nothing was built there yet. CorruptStateError, StorageError."""
     path = directory / MANIFEST
-    with storage_errors(path):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-    try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except ValueError as error:
-        raise CorruptStateError(f"{path}: not a built log file map ({error}); build it anew") from error
-    if manifest.format != FORMAT:
+    manifest = read_json(path, Manifest, "not a built log file map ({}); build it anew")
+    if manifest is not None and manifest.format != FORMAT:
         raise CorruptStateError(
             f"{path}: a built map of format {manifest.format}, this Photon reads {FORMAT}; build it anew"
         )

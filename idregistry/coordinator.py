@@ -40,7 +40,7 @@ from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.steward import DAY_US, Steward, hold_due, in_turn, is_replaced
 from idregistry.shard import Ask, Line, Settled, Shard, answer_to
 from photon.core.clock import Clock
-from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.disk import make_directory, storage_errors, write_json
 from photon.core.errors import CorruptStateError, UsageError
 from photon.core.protocol import NEWEST
 from photon.core.settings import Registry
@@ -175,7 +175,7 @@ class Hosting:
         if table != self._table:
             with storage_errors(self._path):
                 make_directory(self._path.parent)
-                write_file(self._path, msgspec.json.encode(table))
+            write_json(self._path, table)
             self._table = table
         self.rows = {row.name: self._settings.get(row.name, row) for row in table.replicas}
         self._host.set_peers({name: (row.raft_host, row.raft_port) for name, row in self.rows.items()})

@@ -29,10 +29,11 @@ from photon.core.disk import (
     lines_in,
     make_directory,
     open_alone,
+    read_json,
     storage_errors,
     sync_directory,
     write_all,
-    write_file,
+    write_json,
 )
 from photon.core.errors import CorruptStateError, SettingsError
 from photon.logs.writer import LogPosition, RotatingLog
@@ -338,25 +339,16 @@ def _open_root(directory: Path, stem: str, is_new: bool, first: int) -> Root:
 
 def _read_known(state: Path) -> list[str] | None:
     """The additional directories that the life before wrote to; None if there was none."""
-    path = state / _NAME
-    with storage_errors(path):
-        if not path.exists():
-            return None
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=list[str])
-        except ValueError as error:
-            raise CorruptStateError(
-                f"{path}: no record of output roots ({error}); move it away and start once more"
-            ) from error
+    return read_json(
+        state / _NAME, list[str], "no record of output roots ({}); move it away and start once more"
+    )
 
 
 def write_known(state: Path, roots: Sequence[Root]) -> None:
     """To be called when all logs have begun and nothing is appended yet."""
-    path = state / _NAME
     known = [str(root.directory) for root in roots[1:]]
-    with storage_errors(path):
-        if _read_known(state) != known:
-            write_file(path, msgspec.json.encode(known))
+    if _read_known(state) != known:
+        write_json(state / _NAME, known)
 
 
 def _check_there(directory: Path, stem: str, state: Path) -> None:

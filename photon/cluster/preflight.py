@@ -21,7 +21,7 @@ from photon.cluster.topology import process_name
 from photon.connect.importer import fields_of
 from photon.connect.ports import Reached
 from photon.connect.uris import Uri, is_source, make_sink, make_source, parse_uri
-from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.disk import make_directory, storage_errors, write_file, write_json
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
 from photon.logs.files import as_glob, check_patterns, find, glob_matches
@@ -267,8 +267,7 @@ def check_same_run(
         made = msgspec.structs.replace(made, run=before.run, output=before.output)
     _check_roots(marks, made.run)
     if made != before:
-        with storage_errors(path):
-            write_file(path, msgspec.json.encode(made))
+        write_json(path, made)
     for each in (mark, *marks.values()):
         with storage_errors(each):
             make_directory(each.parent)

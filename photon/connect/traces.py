@@ -26,8 +26,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from photon.connect.keys import Columns, fields_of
 from photon.connect.ports import Guarantee
 from photon.connect.uris import Uri
-from photon.core.disk import make_directory, storage_errors, write_file
-from photon.core.errors import StorageError, UnavailableError, UsageError
+from photon.core.disk import make_directory, read_json, storage_errors, write_json
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import TIME_UNITS
 from photon.logs.formats import time_type, to_us
 from photon.logs.writer import LogPosition
@@ -115,15 +115,7 @@ class TraceSink:
         self._channel = self._connected()
         with storage_errors(self._place):
             make_directory(self._place.parent)
-            if not self._place.exists():
-                return None
-            data = self._place.read_bytes()
-        try:
-            return msgspec.json.decode(data, type=LogPosition)
-        except ValueError as error:
-            raise StorageError(
-                f"{self._place}: no place of Photon's ({error}); delete it to begin anew"
-            ) from error
+        return read_json(self._place, LogPosition, "no place of Photon's ({}); delete it to begin anew")
 
     def _connected(self) -> Any:
         if not self._secure:
@@ -152,8 +144,7 @@ class TraceSink:
                 reason = _NUMBERS.sub("N", told.error_message) or "no reason given"
                 known = reason in self.refused or len(self.refused) < _REASONS_MAX
                 self.refused[reason if known else "other reasons"] += told.rejected_spans
-        with storage_errors(self._place):
-            write_file(self._place, msgspec.json.encode(end))
+        write_json(self._place, end)
 
     def _spans(self, columns: Columns) -> Iterator[Span]:
         now_ns = round(self._now() * 1e9)

@@ -91,15 +91,22 @@ def write_file(path: Path, data: bytes, put: Callable[[Path, Path], None] = repl
     put(temporary, path)
 
 
-def read_json(path: Path, kind: type[_Kind]) -> _Kind | None:
-    """What `write_file` has put there as JSON; None if there is nothing. CorruptStateError, StorageError."""
+def write_json(path: Path, value: object) -> None:
+    """Put it there for `read_json`, as `write_file` does. StorageError."""
+    with storage_errors(path):
+        write_file(path, msgspec.json.encode(value))
+
+
+def read_json(path: Path, kind: type[_Kind], damaged: str = "{}; restore it") -> _Kind | None:
+    """What `write_json` has put there; None if there is nothing. `damaged`: what is told of a file that holds
+    something else, around the reason. CorruptStateError, StorageError."""
     with storage_errors(path):
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except FileNotFoundError:
             return None
         except ValueError as error:  # UnicodeDecodeError too
-            raise CorruptStateError(f"{path}: {error}; restore it") from error
+            raise CorruptStateError(f"{path}: {damaged.format(error)}") from error
 
 
 def make_directory(directory: Path) -> None:

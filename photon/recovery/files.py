@@ -35,7 +35,15 @@ from joiner.output_files import (
     read_lives,
 )
 from photon.core.columns import split_ids
-from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory, write_file
+from photon.core.disk import (
+    DirectoryLock,
+    make_directory,
+    read_json,
+    storage_errors,
+    sync_directory,
+    write_file,
+    write_json,
+)
 from photon.core.errors import CorruptStateError, LockedError
 from photon.logs.writer import RotatingLog
 from spark.losses import LostEvents
@@ -107,9 +115,7 @@ class Plans:
         checkpoint("lines kept")
         held = (events.ids, events.times, events.tokens, events.counts)
         plan = Plan(name, str(inbox), *held, zlib.crc32(events.lines), len(events.lines))
-        path = self._directory / f"{name}{_PLAN}"
-        with storage_errors(path):
-            write_file(path, msgspec.json.encode(plan))
+        write_json(self._directory / f"{name}{_PLAN}", plan)
         return plan
 
     def inject(self, plan: Plan, checkpoint: Callable[[str], None]) -> None:
@@ -127,14 +133,9 @@ class Plans:
                 sync_directory(self._directory)
 
     def _read(self, path: Path) -> Plan:
-        with storage_errors(path):
-            data = path.read_bytes()
-        try:
-            plan = msgspec.json.decode(data, type=Plan)
-        except ValueError as error:
-            raise CorruptStateError(f"{path}: no plan of recovery ({error}); {_MEND}") from error
-        rows = sum(plan.counts)
-        if plan.name != path.stem or len(plan.ids) != 16 * rows or len(plan.times) != 8 * rows:
+        plan = read_json(path, Plan, f"no plan of recovery ({{}}); {_MEND}")
+        rows = sum(plan.counts) if plan else 0
+        if not plan or plan.name != path.stem or (len(plan.ids), len(plan.times)) != (16 * rows, 8 * rows):
             raise CorruptStateError(f"{path}: not the plan that was written; {_MEND}")
         self._check(path.with_suffix(_LINES), plan)
         return plan

@@ -34,7 +34,7 @@ from joiner.adapter import load_adapter
 from joiner.leases import LeaseKeeper
 from joiner.output import Checkpoint
 from photon.core.clock import SystemClock
-from photon.core.disk import make_directory, read_json, storage_errors, write_file
+from photon.core.disk import make_directory, read_json, storage_errors, write_json
 from photon.core.errors import PhotonError, UsageError
 from photon.core.settings import SERVED_RETENTION_DAYS, Settings
 from spark.backfill.bucket import Work
@@ -146,7 +146,7 @@ def save_followed(place: Place, state: Followed) -> None:
     path = home_of(place) / _STATE
     with storage_errors(path):
         make_directory(path.parent)
-        write_file(path, msgspec.json.encode(state))
+    write_json(path, state)
 
 
 def abandon_followed(order: Order, client: RegistryClient, notice: Callable[[str], None]) -> Abandoned | None:

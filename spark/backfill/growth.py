@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from photon.core.clock import Clock
-from photon.core.disk import make_directory, read_json, storage_errors, write_file
+from photon.core.disk import make_directory, read_json, storage_errors, write_file, write_json
 from photon.core.errors import UsageError
 from photon.logs.files import SeenFile, end_of_last_line, named_files, names_by_inode, seen_as, telling
 from photon.logs.packed import is_packed
@@ -130,8 +130,7 @@ class Growth:
             whole = whole and not self._awaits
             ranges.append(_line(Given("", TICK), 0, 0, int(whole), at_us))
         looked.number, looked.at_us, looked.ranges = looked.number + 1, at_us, ranges
-        with storage_errors(self._path):
-            write_file(self._path, msgspec.json.encode(looked))
+        write_json(self._path, looked)
         self._write()
         return True
 

@@ -22,7 +22,7 @@ import msgspec
 
 from joiner.output_files import LINES, PARQUET
 from photon import __version__
-from photon.core.disk import make_directory, read_json, storage_errors, sync_directory, write_file
+from photon.core.disk import make_directory, read_json, storage_errors, sync_directory, write_json
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings, reading_fingerprint
@@ -144,8 +144,7 @@ class Place:
         return read_json(self.home / _JOB, Job)
 
     def save(self, job: Job) -> None:
-        with storage_errors(self.home / _JOB):
-            write_file(self.home / _JOB, msgspec.json.encode(job))
+        write_json(self.home / _JOB, job)
 
     def put_away(self, job: Job, how: str) -> None:
         """The job is over; what it was stays readable, and its numbers used."""

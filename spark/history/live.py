@@ -35,7 +35,7 @@ from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import Listed
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters, load_topology
 from photon.core.clock import SystemClock
-from photon.core.disk import DirectoryLock, make_directory, read_json, storage_errors, write_file
+from photon.core.disk import DirectoryLock, make_directory, read_json, storage_errors, write_file, write_json
 from photon.core.errors import UsageError
 from spark.backfill.growth import TICK, Growth, range_of, ranges_of
 from spark.backfill.run import send_adapter
@@ -193,7 +193,7 @@ def _sinks(topology: Topology, work: Path) -> dict[str, LogSink]:
 
 
 def _save(home: Path, state: Live) -> None:
-    write_file(home / "live.json", msgspec.json.encode(state))
+    write_json(home / "live.json", state)
 
 
 class _Batches(Batches):

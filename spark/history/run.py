@@ -15,7 +15,6 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -31,7 +30,7 @@ from millwheel.sinks import complete, write_manifest
 from millwheel.sources import Listed, pack_position
 from millwheel.topology import DEAD_LETTERS, Topology, load_topology
 from photon.core.clock import SystemClock
-from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
+from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_json
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
 from photon.logs.files import FileState, SeenFile, end_of_last_line, find
@@ -234,7 +233,7 @@ def recompute(session: SparkSession, made: Recomputed, out: Path) -> dict[str, A
                 for name in (history.SINKS, history.STATE):
                     if (work / name).exists():
                         (work / name).rename(out / name)
-                write_file(out / history.NAME, msgspec.json.encode(_left(made)))
+            write_json(out / history.NAME, _left(made))
         finally:
             shutil.rmtree(work, ignore_errors=True)
     counts = made.counts
