@@ -32,6 +32,7 @@ from photon.core.errors import PhotonError
 from photon.core.fates import Committed
 from photon.core.ids import Token
 from photon.core.settings import MAIN_SET, parse_settings
+from photon.rpc.servers import StatusClient
 
 NODES: Final = ("r0", "r1", "r2")
 _READY_S: Final = 60.0
@@ -53,12 +54,13 @@ class Cluster:
         self._directory = directory
         self._command = command
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._statuses = connect(self.addresses, _STATUS_S)
+        self._statuses = {n: StatusClient("registry", at, _STATUS_S) for n, at in self.grpc.items()}
 
     def close(self) -> None:
         for node in tuple(self._processes):
             self.kill(node)
-        self._statuses.close()
+        for asking in self._statuses.values():
+            asking.close()
 
     def found(self, settings: Mapping[str, object], dialed: Mapping[str, int]) -> None:
         """Start all replicas; they reach each other at the ports `dialed`."""
@@ -109,7 +111,7 @@ class Cluster:
     def shards(self, node: str) -> list[dict[str, Any]]:
         """What a replica says of each of its shards; empty while it does not answer."""
         with suppress(PhotonError):
-            return list(self._statuses.status(self.grpc[node])["shards"])
+            return list(self._statuses[node].status()["shards"])
         return []
 
     def status(self, node: str) -> dict[str, Any]:

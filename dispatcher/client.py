@@ -8,7 +8,7 @@ import msgspec
 from photon.core.errors import UnavailableError
 from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
-from photon.rpc.servers import ask_status, to_photon_error
+from photon.rpc.servers import to_photon_error
 
 
 class DispatcherClient:
@@ -19,11 +19,6 @@ class DispatcherClient:
         self._timeout_s = timeout_s
         self._channel = network.open(address)
         self._stub = dispatcher_pb2_grpc.DispatcherStub(self._channel)  # type: ignore[no-untyped-call]
-
-    def status(self) -> dict[str, Any]:
-        """The keys as in DispatcherServer.status. UnavailableError if it does not answer."""
-        request = dispatcher_pb2.StatusRequest()
-        return ask_status(self._stub.Status, request, self._timeout_s, f"dispatcher {self._address}")
 
     def pending(self, ids: bytes) -> list[dict[str, Any] | None]:
         """16 x N ids of foreign events -> what is known of each that waits for its retry, None of the others.

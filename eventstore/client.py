@@ -19,7 +19,7 @@ from photon.core.ids import ID_BYTES
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
-from photon.rpc.servers import ask_status, to_photon_error
+from photon.rpc.servers import to_photon_error
 
 OWNER_TIMEOUT_S: Final = 2.0
 """One that takes longer is passed by: any other has the answer."""
@@ -117,12 +117,6 @@ class EventStoreClient:
         """Ask for the members, if that was put off. For who may hear nothing of them for long otherwise."""
         if self._is_behind:
             self._refresh()
-
-    def status(self) -> dict[str, Any]:
-        """What the first one says of itself. UnavailableError if it does not answer."""
-        address = self._known[0]
-        member = self._view.members.get(address) or _Member(address, self._network, self._now)
-        return ask_status(member.stub.Status, pb.StatusRequest(), self._timeout_s, f"event store {address}")
 
     def close(self) -> None:
         with self._lock:

@@ -46,7 +46,6 @@ from photon.core.fates import Committed, Registered, Released
 from photon.raft.rules.placement import BEAT_EVERY_S, Group
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.network import LOOPBACK, Network
-from photon.rpc.servers import ask_status
 
 _SCAN_TIMEOUT_S: Final = 600.0
 
@@ -434,11 +433,6 @@ class RegistryClient:
     def retire_set(self, name: str) -> None:
         """Place no new shard on the set; its replicas are gone when it has none. UsageError."""
         self._rounds.ask_directory("Set", pb.SetRequest(retire=name))
-
-    def status(self, address: str) -> dict[str, Any]:
-        """What the replica at `address` says of itself. UnavailableError if it does not answer."""
-        call = self._routes.stub(address).Status
-        return ask_status(call, pb.StatusRequest(), self._timeout_s, f"registry replica {address}")
 
     def close(self) -> None:
         """Close the channels; calls under way end with UnavailableError."""

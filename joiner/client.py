@@ -17,7 +17,7 @@ from photon.core.addresses import parts
 from photon.core.errors import OverloadedError, SettingsMismatchError, UnavailableError, UsageError
 from photon.rpc import joiner_pb2, joiner_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network, was_never_sent
-from photon.rpc.servers import ask_status, to_photon_error
+from photon.rpc.servers import StatusClient, to_photon_error
 
 __all__ = ["ForeignColumns", "JoinOutcomes", "JoinerClient"]
 
@@ -130,7 +130,7 @@ class JoinerClient:
         self._groups: list[_Group] = []
         self._turns: list[_Group] = []
         self._turn = itertools.count()
-        self._own: dict[str, grpc.Channel] = {}
+        self._own: dict[str, StatusClient] = {}
 
     def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
         """Each event's outcome. The joiner registers nothing after the timeout.
@@ -155,24 +155,23 @@ class JoinerClient:
         """Return when a joiner that has a lease makes the same ids; errors as of `join`."""
         self._send(joiner_pb2.JoinRequest(identity=self._identity), self._timeout_s)
 
-    def status(self) -> dict[str, Any]:
-        """What the first joiner says of itself. UnavailableError if it does not answer."""
-        return self._status_of(self._addresses[0])
-
     def statuses(self) -> dict[str, dict[str, Any] | UnavailableError]:
         """What each joiner says of itself, by address, or why it says nothing."""
         answers: dict[str, dict[str, Any] | UnavailableError] = {}
         for address in self._addresses:
+            with self._lock:
+                if address not in self._own:
+                    self._own[address] = StatusClient("joiner", address, self._timeout_s, self._network)
             try:
-                answers[address] = self._status_of(address)
+                answers[address] = self._own[address].status()
             except UnavailableError as error:
                 answers[address] = error
         return answers
 
     def close(self) -> None:
         with self._lock:
-            for channel in [group.channel for group in self._groups] + list(self._own.values()):
-                channel.close()
+            for opened in (*(group.channel for group in self._groups), *self._own.values()):
+                opened.close()
 
     def _send(self, request: joiner_pb2.JoinRequest, timeout_s: float) -> joiner_pb2.JoinResponse:
         """By the group whose turn it is, or the next where that could not even be sent."""
@@ -226,11 +225,3 @@ class JoinerClient:
         who = f"joiner{'s' if len(addresses) > 1 else ''} {', '.join(addresses)}"
         stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
         return _Group(channel, stub, who, len(addresses))
-
-    def _status_of(self, address: str) -> dict[str, Any]:
-        with self._lock:
-            if address not in self._own:
-                self._own[address] = self._network.open(address)
-            channel = self._own[address]
-        stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
-        return ask_status(stub.Status, joiner_pb2.StatusRequest(), self._timeout_s, f"joiner {address}")

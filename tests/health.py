@@ -1,9 +1,12 @@
-"""What a server's health service says."""
+"""What a server says of its health, and of itself."""
+
+from contextlib import closing
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon.rpc.network import LOOPBACK
+from photon.rpc.servers import StatusClient
 from tests.waiting import wait_until
 
 SERVING = "SERVING"
@@ -19,6 +22,12 @@ def health(address, service="", network=LOOPBACK):
         except grpc.RpcError as error:
             return error.code().name
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def status_of(role, address, network=LOOPBACK):
+    """UnavailableError."""
+    with closing(StatusClient(role, address, 20.0, network)) as client:
+        return client.status()
 
 
 def await_health(wanted, address, service="", seconds=60):

@@ -59,14 +59,6 @@ class _Server(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-class Asks(Protocol):
-    """A client that asks one process for its status."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Role:
     """A kind of process. Its metrics are in photon.rpc.metrics, its section in photon.core.settings."""
@@ -356,26 +348,6 @@ def _registry_client(topology: Topology, datacenter: str, network: Network) -> "
     replicas = [replica.grpc for replica in topology.nearest_first(datacenter)]
     timeout_s = topology.settings.registry.request_timeout_s
     return RegistryClient(replicas, timeout_s, SystemClock(), random.Random(), network)
-
-
-def client_of(process: Process, timeout_s: float, network: Network) -> Asks:
-    """It asks that one process, which is none of the registry."""
-    match process.role:
-        case "importer":
-            from photon.connect.client import ImporterClient
-
-            return ImporterClient(process.address, timeout_s, network)
-        case "eventstore":
-            from eventstore.client import EventStoreClient
-
-            return EventStoreClient([process.address], timeout_s, network=network)
-        case "joiner":
-            from joiner.client import JoinerClient
-
-            return JoinerClient([process.address], timeout_s, network=network)
-    from dispatcher.client import DispatcherClient
-
-    return DispatcherClient(process.address, timeout_s, network)
 
 
 _ROWS: Final = (

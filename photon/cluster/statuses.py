@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.registry_access import notice, registry_of
-from photon.cluster.roles import ROLES, client_of
-from photon.cluster.topology import REGISTRY, Topology
+from photon.cluster.registry_access import notice
+from photon.cluster.roles import ROLES
+from photon.cluster.topology import Topology
 from photon.core.errors import UnavailableError
 from photon.core.fates import LETTERS, Fate
 
@@ -70,17 +69,15 @@ class StatusReader:
     """Holds a client of each process of a topology."""
 
     def __init__(self, topology: Topology) -> None:
+        from photon.rpc.servers import StatusClient
+
         network = topology.network("")
         self._closing = contextlib.ExitStack()
-        registry = self._closing.enter_context(registry_of(topology).client(TIMEOUT_S))
         self._calls: dict[str, Callable[[], Status]] = {}
         for process in topology.processes():
-            if process.role == REGISTRY:
-                self._calls[process.title] = partial(registry.status, process.address)
-            else:
-                client = client_of(process, TIMEOUT_S, network)
-                self._closing.callback(client.close)
-                self._calls[process.title] = client.status
+            client = StatusClient(process.role, process.address, TIMEOUT_S, network)
+            self._closing.callback(client.close)
+            self._calls[process.title] = client.status
         self._pool = ThreadPoolExecutor(min(len(self._calls), THREADS_MAX), thread_name_prefix="status")
         self._last: dict[str, Status | None] = dict.fromkeys(self._calls)
         self.why_silent: dict[str, str] = {}

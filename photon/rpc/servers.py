@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError
+from photon.rpc import importer_pb2
 from photon.rpc.network import (
     KEEPALIVE_MS,
     LOOPBACK,
@@ -322,12 +323,35 @@ def to_photon_error(error: grpc.RpcError, what: str) -> UnavailableError:
     return UnavailableError(f"{what}: {failure_of(error)}")
 
 
-def ask_status(call: Any, request: Any, timeout_s: float, who: str) -> dict[str, Any]:
-    """What a server says of itself, by its Status call. UnavailableError if it does not answer in JSON."""
-    try:
-        status: dict[str, Any] = json.loads(call(request, timeout=timeout_s).json)
-    except grpc.RpcError as error:
-        raise to_photon_error(error, who) from error
-    except ValueError as error:
-        raise UnavailableError(f"{who}: its status is no JSON: {error}") from error
-    return status
+_ROLES: Final = {
+    "registry": ("photon.idregistry.v1.IdRegistry", "registry replica"),
+    "importer": ("photon.importer.v1.Importer", "importer"),
+    "eventstore": ("photon.eventstore.v1.EventStore", "event store"),
+    "joiner": ("photon.joiner.v1.Joiner", "joiner"),
+    "dispatcher": ("photon.dispatcher.v1.Dispatcher", "dispatcher"),
+}
+"""The service of each, and how it is told of. Their Status calls have messages of one shape."""
+
+
+class StatusClient:
+    """Asks one process what it says of itself. Thread-safe; connects when first asked."""
+
+    def __init__(self, role: str, address: str, timeout_s: float = 5.0, network: Network = LOOPBACK) -> None:
+        service, name = _ROLES[role]
+        self._who, self._timeout_s = f"{name} {address}", timeout_s
+        self._channel = network.open(address)
+        read = importer_pb2.StatusResponse.FromString
+        self._ask = self._channel.unary_unary(f"/{service}/Status", bytes, read)
+
+    def status(self) -> dict[str, Any]:
+        """The keys that its server documents. UnavailableError if it does not answer in JSON."""
+        try:
+            status: dict[str, Any] = json.loads(self._ask(b"", timeout=self._timeout_s).json)
+        except grpc.RpcError as error:
+            raise to_photon_error(error, self._who) from error
+        except ValueError as error:
+            raise UnavailableError(f"{self._who}: its status is no JSON: {error}") from error
+        return status
+
+    def close(self) -> None:
+        self._channel.close()

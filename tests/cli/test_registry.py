@@ -30,6 +30,7 @@ from photon.core.ids import IdPacker, Token
 from photon.core.settings import Settings, load_settings
 from photon.raft.store import Home
 from photon.rpc import idregistry_pb2 as pb
+from tests.health import status_of
 from tests.ports import free_ports
 from tests.system import (
     PHOTON,
@@ -332,13 +333,14 @@ def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_pa
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         processes = [start_photon("registry", "serve", "--config", config, "--name", "r0")]
         try:
-            with Named(settings=load_settings(config)).at().client(60.0) as client:
+            at = Named(settings=load_settings(config)).at()
+            with at.client(60.0) as client:
                 client.commit(IdPacker().pack(["a"]), pack_times([1]), Token("h:1", 1, 1).pack())
                 client.hold("dispatcher-west", 1)
-                assert client.status(address)["directory"]["holds"] == 1
+                assert status_of("registry", address, at.network)["directory"]["holds"] == 1
                 released = run("registry", "release-hold", "dispatcher-west", "--config", config)
                 assert released == "dispatcher-west holds the boundary no longer\n"
-                assert client.status(address)["directory"]["holds"] == 0
+                assert status_of("registry", address, at.network)["directory"]["holds"] == 0
                 refused = photon("registry", "release-hold", "dispatcher-west", "--config", config)
                 assert refused.returncode == 2
                 assert "no dispatcher named dispatcher-west holds the boundary" in refused.stderr

@@ -1,14 +1,12 @@
 """Two datacenters of real processes share the work by the homes of events (paper 4.4), also when one dies."""
 
-import contextlib
 from statistics import median
 
 import pytest
 
-from dispatcher.client import DispatcherClient
 from photon.core.fates import Fate
 from tests.cluster.roles_kit import Roles, Truth
-from tests.health import SERVING
+from tests.health import SERVING, status_of
 from tests.waiting import wait_until
 
 BURSTS, BURST = 25, 100
@@ -20,8 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
 def status(roles, datacenter):
-    with contextlib.closing(DispatcherClient(roles.all["dispatcher", datacenter])) as client:
-        return client.status()
+    return status_of("dispatcher", roles.all["dispatcher", datacenter])
 
 
 def await_live(roles, truth, datacenter, names):

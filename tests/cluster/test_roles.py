@@ -12,12 +12,10 @@ from collections import Counter
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from dispatcher.client import DispatcherClient
-from joiner.client import JoinerClient
 from photon.cluster.supervisor import CORRUPT_STATUS
 from photon.rpc.network import LOOPBACK
 from tests.cluster.roles_kit import METRICS_OFFSET, Roles, Truth
-from tests.health import NOT_SERVING, SERVING, await_health
+from tests.health import NOT_SERVING, SERVING, await_health, status_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
@@ -103,11 +101,10 @@ def test_without_a_majority_of_the_registry_those_that_need_it_say_so(roles, tru
 
 def test_a_second_sigterm_ends_a_joiner_that_waits_for_calls_to_end(roles, truth):
     store, joiner = ("eventstore", "west"), ("joiner", "west")
-    client = JoinerClient([roles.all[joiner]], 20.0)
     for _ in range(5):  # on a machine that is busy the calls may have ended when the second comes
         roles.signal(signal.SIGSTOP, store)
         truth.write(20)
-        wait_until(lambda: client.status()["in_flight"])
+        wait_until(lambda: status_of("joiner", roles.all[joiner])["in_flight"])
         roles.signal(signal.SIGTERM, joiner)
         wait_until(lambda: roles.health(*joiner) != SERVING)
         roles.signal(signal.SIGTERM, joiner)
@@ -117,7 +114,6 @@ def test_a_second_sigterm_ends_a_joiner_that_waits_for_calls_to_end(roles, truth
         roles.await_health(SERVING, joiner)
         if status:
             break
-    client.close()
     assert status == -signal.SIGTERM
     truth.await_all()
 
@@ -146,9 +142,8 @@ def refusal(roles, who):
 def test_machines_that_make_other_ids_of_the_same_events_join_nothing_and_the_first_go_on(roles, truth):
     """With another key every click would have two ids; by another field every line would be malformed."""
     joiner, dispatcher = ("joiner", "west"), ("dispatcher", "west")
-    first = JoinerClient([roles.all["joiner", "east"]], 5.0)
     roles.await_health(SERVING)
-    life = first.status()["lease"]["incarnation"]
+    life = status_of("joiner", roles.all["joiner", "east"])["lease"]["incarnation"]
     assert roles.terminate(dispatcher, joiner) == [0, 0]
     start_with(roles, OTHER_IDS[0], dispatcher)  # it waits for a joiner that has a lease
     truth.write(200)
@@ -165,12 +160,9 @@ def test_machines_that_make_other_ids_of_the_same_events_join_nothing_and_the_fi
     roles.start(dispatcher)
     roles.await_health(SERVING)
     lines = sum(1 for _ in (roles.root / "logs-west" / "clicks" / "log.jsonl").open())
-    client = DispatcherClient(roles.all[dispatcher])
-    wait_until(lambda: sum(client.status()["fates"].values()) == lines)
-    assert client.status()["fates"]["malformed"] == 0
-    assert first.status()["lease"]["incarnation"] == life
-    first.close()
-    client.close()
+    wait_until(lambda: sum(status_of("dispatcher", roles.all[dispatcher])["fates"].values()) == lines)
+    assert status_of("dispatcher", roles.all[dispatcher])["fates"]["malformed"] == 0
+    assert status_of("joiner", roles.all["joiner", "east"])["lease"]["incarnation"] == life
     truth.await_all("by both")
 
 

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from eventstore.client import EventStoreClient
 from tests.cluster.roles_kit import Roles, Truth
-from tests.health import NOT_SERVING, SERVING
+from tests.health import NOT_SERVING, SERVING, status_of
 from tests.waiting import wait_until
 
 UNKNOWN_S = 4.0
@@ -64,7 +63,5 @@ def test_processes_wait_until_the_names_of_the_others_are_known_and_say_what_the
     truth.await_all()
     stores = [address for (role, _), address in roles.all.items() if role == "eventstore"]
     for address in stores:
-        client = EventStoreClient([address], 10.0)
-        wait_until(lambda client=client: len(client.status()["members"]) == len(stores) == 2)
-        client.close()
+        wait_until(lambda at=address: len(status_of("eventstore", at)["members"]) == len(stores) == 2)
     print(f"all joined {time.monotonic() - known:.1f} s after the names were known")

@@ -13,7 +13,7 @@ from photon.cluster.supervisor import CORRUPT_STATUS
 from photon.core.clock import SystemClock
 from photon.core.protocol import NEWEST
 from tests.cluster.roles_kit import Roles, Truth
-from tests.health import SERVING
+from tests.health import SERVING, status_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_a_newer_build_replaces_each_process_under_load_and_then_raises_the_prot
     client = RegistryClient(addresses, 10.0, SystemClock(), random.Random(1))
 
     def in_force():
-        return [client.status(address)["protocol"] for address in addresses]
+        return [status_of("registry", address)["protocol"] for address in addresses]
 
     roles.start()
     roles.await_health(SERVING)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dispatcher import sender
-from dispatcher.client import DispatcherClient
 from dispatcher.rules.pacing import PER_SENDER
 from photon.core.clock import SystemClock
 from photon.core.columns import split_ids, unpack_times
@@ -30,7 +29,7 @@ from tests.dispatcher.fakes import (
     full_beyond,
     lines,
 )
-from tests.health import NOT_SERVING, SERVING, await_health, health
+from tests.health import NOT_SERVING, SERVING, await_health, health, status_of
 from tests.waiting import wait_until
 
 NAME = "photon.dispatcher.v1.Dispatcher"
@@ -505,15 +504,13 @@ def test_stopping_twice_or_before_the_start_does_no_harm(site):
 def test_status_is_served(site, running):
     (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
     server = running(drain=True)
-    client = DispatcherClient(server.address)
-    wait_until(lambda: client.status()["drained"])
-    status = client.status()
+    wait_until(lambda: status_of("dispatcher", server.address)["drained"])
+    status = status_of("dispatcher", server.address)
     assert status["fates"]["joined"] == status["registered"] == 10
     assert len(status["latency_us"]["counts"]) == len(status["latency_us"]["edges"]) + 1
     assert status.keys() >= {"in_flight", "notices", "pending", "storage_error", "unended", "wasted_joins"}
-    client.close()
     with pytest.raises(UnavailableError, match=r"dispatcher 127\.0\.0\.1:1"):
-        DispatcherClient("127.0.0.1:1", 2.0).status()
+        status_of("dispatcher", "127.0.0.1:1")
 
 
 def test_a_stop_while_other_joiners_register_the_first_batch_records_the_later_ones(site, monkeypatch):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.client import DispatcherClient
 from dispatcher.workers import worker_of
 from photon.core.fates import Joined
+from photon.rpc.servers import StatusClient
 from tests.dispatcher import child
 from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks
 from tests.dispatcher.test_kills import backends, check_all, check_ledger
@@ -42,13 +42,13 @@ class Crew:
         process = self.processes[worker] = Child(child.main, *given, told=self.told)
         return process
 
-    def client(self) -> DispatcherClient:
+    def client(self) -> StatusClient:
         """Of the worker that was started last."""
         address = self.site.root / f"address-{self.started}"
         wait_until(address.exists)
-        return DispatcherClient(address.read_text())
+        return StatusClient("dispatcher", address.read_text())
 
-    def start_all(self, drain: bool = False) -> list[DispatcherClient]:
+    def start_all(self, drain: bool = False) -> list[StatusClient]:
         clients = []
         for worker in range(WORKERS):
             self.start(worker, drain)

@@ -186,7 +186,7 @@ def test_a_lost_map_is_rebuilt_while_lookups_are_answered(root, monkeypatch):
     try:
         dice = random.Random(2)
         deadline = time.monotonic() + 60
-        while not (status := client.status())["caught_up"]:
+        while not (status := server.status())["caught_up"]:
             assert time.monotonic() < deadline
             wanted = dice.sample(range(20_000), 100)
             column, lines = client.lookup(PACKER.pack([idents[n] for n in wanted]))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,17 +10,11 @@ from typing import Any, Final
 import psutil
 
 from photon.rpc import (
-    dispatcher_pb2,
-    dispatcher_pb2_grpc,
     eventstore_pb2,
     eventstore_pb2_grpc,
-    idregistry_pb2,
-    idregistry_pb2_grpc,
-    joiner_pb2,
-    joiner_pb2_grpc,
 )
 from photon.rpc.network import Network, Tls
-from photon.rpc.servers import ask_status
+from photon.rpc.servers import StatusClient
 from tests.certificates import Authority
 from tests.ports import paired_ports
 from tests.system import PHOTON, Processes
@@ -34,13 +29,6 @@ GROWTH_BYTES_MAX: Final = 96 << 20
 
 POOLS: Final = {"registry": 152, "eventstore": 16, "joiner": 32, "dispatcher": 10}
 """Threads that a process may have started: those of gRPC's pool, and as many scrapes as there may be."""
-
-STUBS: Final[Mapping[str, Any]] = {
-    "registry": (idregistry_pb2_grpc.IdRegistryStub, idregistry_pb2.StatusRequest),
-    "eventstore": (eventstore_pb2_grpc.EventStoreStub, eventstore_pb2.StatusRequest),
-    "joiner": (joiner_pb2_grpc.JoinerStub, joiner_pb2.StatusRequest),
-    "dispatcher": (dispatcher_pb2_grpc.DispatcherStub, dispatcher_pb2.StatusRequest),
-}
 
 
 @dataclass(slots=True)
@@ -117,9 +105,8 @@ class Site(Processes):
         return [line for line in lines.splitlines() if line.startswith(b'{"id":"click-')]
 
     def status(self, role: str) -> dict[str, Any]:
-        stub, request = STUBS[role]
-        with self.network.open(self.address(role)) as channel:
-            return ask_status(stub(channel).Status, request(), WAIT_S, role)
+        with closing(StatusClient(role, self.address(role), WAIT_S, self.network)) as client:
+            return client.status()
 
     def facts(self) -> dict[str, Any]:
         """What strangers must not change."""

@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from photon.core.errors import UnavailableError
-from photon.rpc.network import LOOPBACK
-from photon.rpc.servers import CONNECTIONS_MAX, ask_status
-from tests.fuzz.site import ROLES, STUBS, Site
+from photon.rpc.servers import CONNECTIONS_MAX
+from tests.fuzz.site import ROLES, Site
 from tests.fuzz.strangers import crowd, flood, half_a_call, hello, say, sayings
+from tests.health import status_of
 from tests.waiting import wait_until
 
 SEED = int(os.environ.get("PHOTON_FUZZ_SEED", "1"))
@@ -92,9 +92,8 @@ def test_bytes_that_are_no_message_are_answered_with_a_status_and_one_line(plain
 @pytest.mark.parametrize("role", ROLES)
 def test_inside_tls_each_role_serves_those_with_a_certificate_alone(secure: Site, role: str) -> None:
     assert secure.status(role)
-    stub, request = STUBS[role]
-    with LOOPBACK.open(secure.address(role)) as channel, pytest.raises(UnavailableError, match="want TLS"):
-        ask_status(stub(channel).Status, request(), 60, role)
+    with pytest.raises(UnavailableError, match="want TLS"):
+        status_of(role, secure.address(role))
     url = f"127.0.0.1:{secure.ports[f'{role} metrics']}/metrics"
     assert secure.tls is not None
     with urllib.request.urlopen(f"https://{url}", timeout=60, context=secure.tls.client_context()) as answer:

@@ -45,6 +45,7 @@ from photon.core.errors import (
 )
 from photon.core.fates import Registered
 from photon.rpc import idregistry_pb2 as pb
+from tests.health import status_of
 from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, WON, event_id, event_ids, same_times, token
 from tests.idregistry.nodes import Ensemble
 from tests.waiting import wait_until
@@ -214,7 +215,7 @@ def test_commits_that_wait_for_one_shard_leave_room_for_the_others_and_for_looku
     assert node.stub.Commit(asked, timeout=20).outcomes == bytes([WON])
     client = ensemble.client(timeout_s=3.0)
     assert client.lookup(ids, times) == bytes([ABSENT])
-    assert client.status(node.address)["shards"][0]["is_leader"]
+    assert status_of("registry", node.address)["shards"][0]["is_leader"]
     node.logs[0].held = False
     wait_until(lambda: node.logs[0].apply_held() or all(call.done() for call in calls))
     said = Counter(call.code() for call in calls)
@@ -310,7 +311,7 @@ def test_a_replica_that_nobody_has_named_can_be_asked_by_its_address(ensemble: E
     ensemble.rows.pop("r1")
     client = RegistryClient([nodes[0].address], 5.0, SystemClock(), random.Random(1))
     ensemble.clients.append(client)
-    assert client.status(nodes[1].address)["shards"][0]["is_leader"] is True
+    assert status_of("registry", nodes[1].address)["shards"][0]["is_leader"] is True
     assert [piece.ids for piece in client.scan(0, nodes[1].address)] == [b""]
     client.close()
     with pytest.raises(UnavailableError, match="closed"):

@@ -12,6 +12,7 @@ from photon.cluster.told import line_of
 from photon.core.clock import SystemClock
 from photon.core.ids import Token
 from photon.rpc.metrics import collect
+from tests.health import status_of
 from tests.idregistry.nodes import Ensemble
 from tests.joiner.fakes import NOW_US, batch_of, make_worker, packed_id
 from tests.waiting import wait_until
@@ -53,7 +54,7 @@ def make(tmp_path, node):
 
 
 def status(node):
-    return node.client.status(node.address)
+    return status_of("registry", node.address)
 
 
 def gone(node):

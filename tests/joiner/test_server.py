@@ -12,6 +12,7 @@ from joiner.client import ForeignColumns, JoinerClient
 from photon.core.clock import ManualClock
 from photon.core.errors import AddressInUseError, OverloadedError, StorageError, UnavailableError, UsageError
 from photon.core.fates import Found, Joined
+from tests.health import status_of
 from tests.joiner.fakes import batch_of, lines_of, output_lines, packed_id, running
 from tests.waiting import wait_until
 
@@ -36,9 +37,9 @@ def test_a_batch_goes_there_and_each_event_has_its_own_outcome(serve, connect, s
 
 
 def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
-    client = connect(serve())
-    client.join(batch_of(["a", "b"]))
-    status = client.status()
+    server = serve()
+    connect(server).join(batch_of(["a", "b"]))
+    status = status_of("joiner", server.listen)
     lease = status.pop("lease")
     assert 0 < lease.pop("seconds_left") <= 10
     assert len(lease.pop("incarnation")) == 16
@@ -104,7 +105,7 @@ def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, conn
 
 def test_a_joiner_that_is_not_there_is_unavailable(connect):
     client = JoinerClient(["127.0.0.1:1"], timeout_s=5)
-    for call in (lambda: client.join(batch_of(["a"])), client.status):
+    for call in (partial(client.join, batch_of(["a"])), partial(status_of, "joiner", "127.0.0.1:1")):
         with pytest.raises(UnavailableError, match=r"joiner 127\.0\.0\.1:1: unavailable"):
             call()
     with pytest.raises(OverloadedError, match="nothing was sent"):
@@ -121,7 +122,7 @@ def test_a_restarted_joiner_ends_what_was_unresolved_and_serves_on_the_same_addr
     registry.down = True
     client = connect(first)
     assert client.join(batch_of(["a"])).outcomes == bytes([Joined.RETRY_UNAVAILABLE])
-    assert client.status()["unresolved"] == 1
+    assert first.status()["unresolved"] == 1
     assert not first.stop(0.1)
     with pytest.raises(StorageError):
         first._worker.join(batch_of(["c"]))

@@ -4,6 +4,7 @@ import pickle
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from photon.core.errors import SettingsError, UnavailableError, UsageError
 from photon.rpc import dispatcher_pb2 as pb
 from photon.rpc import dispatcher_pb2_grpc
-from photon.rpc.network import LOOPBACK, Network, Tls, mend_of
-from photon.rpc.servers import Server, ask_status
+from photon.rpc.network import LOOPBACK, Network, Tls, failure_of, mend_of
+from photon.rpc.servers import Server, StatusClient
 from tests.certificates import Authority
 
 NAME = "photon"
@@ -38,9 +39,8 @@ def ask(server: Server, network: Network) -> dict[str, object]:
 
 
 def ask_at(address: str, network: Network) -> dict[str, object]:
-    with network.open(address) as channel:
-        stub = dispatcher_pb2_grpc.DispatcherStub(channel)  # type: ignore[no-untyped-call]
-        return ask_status(stub.Status, pb.StatusRequest(), TIMEOUT_S, "the server")
+    with closing(StatusClient("dispatcher", address, TIMEOUT_S, network)) as client:
+        return client.status()
 
 
 def refusal(server: Server, network: Network) -> str:
@@ -114,8 +114,9 @@ def test_no_certificate_is_refused(serve: Serve, tls: Tls) -> None:
     options = [("grpc.ssl_target_name_override", NAME)]
     with grpc.secure_channel(server.listen, credentials, options=options) as channel:
         stub = dispatcher_pb2_grpc.DispatcherStub(channel)  # type: ignore[no-untyped-call]
-        with pytest.raises(UnavailableError, match="refuse the certificate of this end"):
-            ask_status(stub.Status, pb.StatusRequest(), TIMEOUT_S, "the server")
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
+    assert "refuse the certificate of this end" in failure_of(caught.value)
     assert ask(server, Network(tls=tls)) == {"answers": True}
 
 
