@@ -204,7 +204,7 @@ class RegistryClient:
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         """Hold the incarnation's lease for `lease_s` from the moment of this call. FencedError: it must end.
 
-        `settings`: core.settings_identity.identity_digest, of whoever makes ids of events. The registry keeps
+        `settings`: core.settings.identity_digest, of whoever makes ids of events. The registry keeps
         the first one that it is told; SettingsMismatchError for another: it gets no lease, ever.
         CorruptStateError where it is not the registry that was recognised. UnavailableError: it may or may
         not have been renewed.

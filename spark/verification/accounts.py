@@ -46,7 +46,7 @@ class Source(IntEnum):
 
 
 class Read(IntEnum):
-    """How far the dispatchers have come (spark.verification.ledgers): past a foreign line, or not."""
+    """How far the dispatchers have come (photon.cluster.ledgers): past a foreign line, or not."""
 
     NONE = 0
     SOME = 1
