@@ -46,15 +46,13 @@ class EventStoreClient:
         self,
         addresses: Sequence[str],
         timeout_s: float,
-        now: Callable[[], float] = time.monotonic,
         network: Network = LOOPBACK,
     ) -> None:
         assert not isinstance(addresses, str), "several addresses"
         self._timeout_s = timeout_s
-        self._now = now
         self._network = network
         self._known = tuple(addresses)
-        self._view = _View(self._known, _VIRTUAL_NODES, {a: _Member(a, network, now) for a in self._known})
+        self._view = _View(self._known, _VIRTUAL_NODES, {a: _Member(a, network) for a in self._known})
         self._lock = threading.Lock()
         self._refreshing = False
         self._next_refresh = float("-inf")
@@ -73,7 +71,9 @@ class EventStoreClient:
         `timeout_s`: where the caller has less time than the settings give. UnavailableError,
         OverloadedError: ask again later.
         """
-        deadline = self._now() + (self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
+        deadline = time.monotonic() + (
+            self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        )
         view = self._view
         if len(view.members) == 1:
             # Waited for in the caller's own thread: gRPC's futures cost one more.
@@ -137,7 +137,7 @@ class EventStoreClient:
         return response
 
     def _left_s(self, deadline: float) -> float:
-        return max(0.001, deadline - self._now())
+        return max(0.001, deadline - time.monotonic())
 
     def _look_up_split(self, view: "_View", ids: bytes, deadline: float) -> tuple[bytes, list[bytes]]:
         """The owners side by side; in the place of one that does not answer, the others one by one."""
@@ -149,10 +149,10 @@ class EventStoreClient:
         while parts:
             asked = []
             for rows, owner in parts:
-                member = view.choose(owner, failed, self._now())
+                member = view.choose(owner, failed, time.monotonic())
                 if member is None:
                     raise error or UnavailableError("no event store answers; ask again later")
-                hurried = min(deadline, self._now() + OWNER_TIMEOUT_S)
+                hurried = min(deadline, time.monotonic() + OWNER_TIMEOUT_S)
                 last = len(failed) + 1 >= len(view.members)
                 left_s = self._left_s(deadline if last else hurried)
                 request = pb.LookupRequest(ids=take_ids(ids, rows))
@@ -162,7 +162,7 @@ class EventStoreClient:
                 try:
                     found = self._answer(member, call.result)
                 except PhotonError as failure:
-                    member.left_out.failed(self._now())
+                    member.left_out.failed(time.monotonic())
                     failed.add(member.address)
                     parts.append((rows, None))
                     error = failure
@@ -170,7 +170,7 @@ class EventStoreClient:
                     member.left_out.worked()
                     outcomes[rows] = np.frombuffer(found.outcomes, np.uint8)
                     lines[rows] = split_lines(found.events)
-            if parts and self._now() >= deadline:
+            if parts and time.monotonic() >= deadline:
                 assert error is not None
                 raise error
         return outcomes.tobytes(), lines.tolist()
@@ -182,7 +182,7 @@ class EventStoreClient:
 
     def _refresh(self, member: "_Member | None" = None) -> None:
         """Ask for the members, at most once a second; the answer is taken up when it comes."""
-        now = self._now()
+        now = time.monotonic()
         with self._lock:
             if self._refreshing or self._closed or now < self._next_refresh:
                 self._is_behind = True
@@ -206,7 +206,7 @@ class EventStoreClient:
             if self._closed or not addresses or addresses == old.members.keys():
                 return
             members = {
-                address: old.members.get(address) or _Member(address, self._network, self._now)
+                address: old.members.get(address) or _Member(address, self._network)
                 for address in sorted(addresses)
             }
             virtual_nodes = response.virtual_nodes if response else old.ring.virtual_nodes
@@ -235,16 +235,15 @@ class _View:
 class _Member:
     """An event store. One that fails is left out for a while, twice as long each time it fails again."""
 
-    def __init__(self, address: str, network: Network, now: Callable[[], float]) -> None:
+    def __init__(self, address: str, network: Network) -> None:
         self.address = address
-        self._now = now
         self._channel = network.open(address)
         self.stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
         self.left_out = Pause(_LEFT_OUT)
 
     def put(self, ids: bytes, events: bytes, timeout_s: float) -> Any:
         """As `call`; None while it is left out."""
-        if not self.left_out.is_over(self._now()):
+        if not self.left_out.is_over(time.monotonic()):
             return None
         return self.call(self.stub.Put, pb.PutRequest(ids=ids, events=events), timeout_s)
 

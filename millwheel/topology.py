@@ -298,7 +298,7 @@ def _check_node(name: str, made: Node) -> None:
         raise TopologyError(f"computation '{name}': productions is one of {_names(get_args(Productions))}")
     if made.late not in get_args(Late):
         raise TopologyError(f"computation '{name}': late is one of {_names(get_args(Late))}")
-    if not _is_whole(made.tries, 1):
+    if not _is_whole(made.tries):
         raise TopologyError(f"computation '{name}': tries is a whole number, at least 1, not {made.tries!r}")
 
 
@@ -330,8 +330,8 @@ def _check_called(what: str, function: Any) -> None:
         raise TopologyError(f"{what} is called, and neither awaited nor iterated: no async, no yield in it")
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and value >= least
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
 
 
 def _check_logs(name: str, injector: Logs) -> None:
@@ -433,7 +433,7 @@ def _check_sink(name: str, sink: LogSink, injectors: Mapping[str, Logs]) -> None
         raise TopologyError(f"sink '{name}' is a {type(sink).__name__}: give LogSink(DIRECTORY)")
     if not isinstance(sink.directory, str | os.PathLike) or not os.fspath(sink.directory):
         raise TopologyError(f"sink '{name}': directory is the path of one, not {sink.directory!r}")
-    if not _is_whole(sink.file_bytes_max, 1):
+    if not _is_whole(sink.file_bytes_max):
         raise TopologyError(
             f"sink '{name}': file_bytes_max is a whole number, at least 1, not {sink.file_bytes_max!r}"
         )

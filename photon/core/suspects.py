@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from photon.core.disk import storage_errors, write_file
+from photon.core.disk import storage_errors, write_json
 
 DEATHS_MAX: Final = 3
 """One may be anybody's: a machine that fails, a person who kills the process."""
@@ -47,8 +47,7 @@ class Suspects:
         """These are suspected no more. StorageError."""
         cleared = [id_ for id_ in ids if self.deaths.pop(id_, 0)] if self.deaths else []
         if cleared:
-            with storage_errors(self._path):
-                self._store()
+            self._store()
 
     def _note(self, id_: bytes) -> None:
         self.found = id_
@@ -59,7 +58,7 @@ class Suspects:
         self.mark[:] = bytes(len(self.mark))
 
     def _store(self) -> None:
-        write_file(self._path, msgspec.json.encode({id_.hex(): n for id_, n in self.deaths.items()}))
+        write_json(self._path, {id_.hex(): n for id_, n in self.deaths.items()})
 
 
 def _mapped(path: Path, width: int) -> mmap.mmap:
