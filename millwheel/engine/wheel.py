@@ -120,7 +120,7 @@ class Pace:
     def __init__(self) -> None:
         self.share = 1 / 64
         self._first: tuple[float, float] | None = None
-        """Share and seconds of the first of several turns that took long."""
+        """Share and seconds of the first of turns that took long, or of the last that being small helped."""
         self._patience, self._lasting = 0, 0.0
         """Turns that may take long; how long the smallest one did."""
 
@@ -134,14 +134,14 @@ class Pace:
             self._patience -= 1
             if more and seconds < 2 * self._lasting:
                 self.share = min(2 * self.share, 1.0)
-        elif self._first is None:
-            self._first = self.share, seconds
+        elif self._first is not None and self.share > self._first[0] / self._STEP:
             self._less(seconds)
-        elif self.share <= self._first[0] / self._STEP and seconds > self._first[1] / 2:
+        elif self._first is not None and seconds > self._first[1] / 2:
             # It is not for what it takes on that a turn takes so long.
             self.share, self._first = self._first[0], None
             self._patience, self._lasting = self._PATIENCE, seconds
         else:
+            self._first = self.share, seconds
             self._less(seconds)
 
     def _less(self, seconds: float) -> None:

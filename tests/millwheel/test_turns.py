@@ -48,11 +48,16 @@ def test_turns_of_slow_code_take_a_moment_each(whole):
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.05, 0.13, 0.2, 0.24, 0.26, 0.5, 5.0])
-@pytest.mark.parametrize("stop_at", [None, 100])
+@pytest.mark.parametrize("stop_at", [None, 0, 100])
 def test_what_takes_long_for_another_reason_is_done_in_turns_that_are_not_small(fixed, stop_at):
     shares = paced(fixed, 0.2, stop_at=stop_at)[200:]
     could = 1.0 if fixed >= TURN_S else min((TURN_S - fixed) / 0.2, 1.0)
     assert sum(shares) / len(shares) >= 0.7 * could
+
+
+def test_slow_code_beside_what_takes_long_in_any_case_is_done_in_turns_of_a_few_moments():
+    shares = paced(fixed=0.3, whole=64.0)[200:]
+    assert 0.3 / 64 <= sum(shares) / len(shares) <= 1.0 / 64
 
 
 def test_without_more_to_do_a_turn_does_not_grow():
