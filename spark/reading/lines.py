@@ -93,7 +93,7 @@ def local_file(name: str) -> LogFile:
         status = os.stat(name)
         return LogFile(name, status.st_size, inode=status.st_ino)
     except OSError as error:
-        raise StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions") from error
+        raise StorageError(f"{name} cannot be read ({error.strerror}); see to it and ask again") from error
 
 
 def split_bytes(files: Iterable[LogFile], most: int, parallelism: int) -> int:

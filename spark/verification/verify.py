@@ -1,6 +1,5 @@
 """One run of `photon verify`: reads registry and logs, has the buckets judged, writes the details."""
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from photon.core.clock import SystemClock
 from photon.core.errors import AdapterError, UsageError
 from photon.core.settings import Adapter, Settings
 from spark.options import ALL, SCAN_TIMEOUT_S, Span, SparkOptions
+from spark.reading.lines import log_files
 from spark.reading.paths import check_new, check_output, input_paths, is_uri, local_name, output_paths
 from spark.registered import (
     ASK_TIMEOUT_S,
@@ -81,14 +81,14 @@ class Question:
         _outputs(self.out, "joined")
 
     def log_bytes(self) -> int:
-        """Of all that is to be read; what has a URI counts nothing."""
+        """Of all that is to be read; what has a URI counts nothing. StorageError."""
         paths = [
             *_outputs(self.out, "joined"),
             *_outputs(self.out, "dead-letters"),
             *input_paths(self.foreign),
+            *(input_paths(self.primary) if self.primary else ()),
         ]
-        names = map(local_name, [*paths, *(input_paths(self.primary) if self.primary else ())])
-        return sum(os.stat(name).st_size for name in names if name is not None)
+        return sum(file.size for file in log_files(paths)[0])
 
     @property
     def remote(self) -> bool:

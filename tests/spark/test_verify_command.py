@@ -240,6 +240,13 @@ def test_bad_usage_ends_with_2_and_one_line(logs, monkeypatch, photon, option, v
     assert message in errors
 
 
+def test_a_log_that_goes_while_the_logs_are_listed_is_to_be_asked_for_again(logs, monkeypatch, photon):
+    monkeypatch.setattr("spark.verification.verify.input_paths", lambda _: ["file:///clicks.log.1"])
+    status, _, errors = photon("verify", "--foreign", logs.directory / "clicks", "--out", logs.out)
+    told = "/clicks.log.1 cannot be read (No such file or directory); see to it and ask again"
+    assert (status, errors.count("\n"), told in errors) == (1, 1, True)
+
+
 def test_the_question_is_what_the_options_say(logs, monkeypatch, photon):
     asked = []
 
