@@ -148,7 +148,7 @@ class CellContext:
         stream = stream.name if isinstance(stream, Stream) else stream
         if stream not in self._stage.streams:
             raise KeyError(f"'{stream}' is no stream that '{self._stage.name}' declares")
-        if isinstance(values, np.ndarray) and values.dtype.hasobject:
+        if isinstance(values, np.ndarray) and not _is_column(values):
             values = values.tolist()
         if isinstance(values, list):
             values = list(map(wire, values))
@@ -163,6 +163,11 @@ class CellContext:
         if state is None:
             state = held.state = {}
         return state  # type: ignore[no-any-return]
+
+
+def _is_column(values: npt.NDArray[Any]) -> bool:
+    """Whether its bytes and the name of its type are all of it."""
+    return type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "biufmMUS"
 
 
 def _summed(

@@ -275,6 +275,42 @@ def test_numbers_travel_as_columns():
     assert bench.lines("out") == [["ann", 8], ["bob", 10]]
 
 
+COLUMNS = {
+    "pairs": (lambda n: np.stack([n, n + 1], axis=1), lambda n: [n, n + 1]),
+    "fields": (lambda n: np.array([(one, 0.5) for one in n], "i8,f8"), lambda n: [n, 0.5]),
+    "a mask": (lambda n: np.ma.masked_array(n, n > 2), lambda n: None if n > 2 else n),
+    "times": (lambda n: n.astype("M8[us]"), lambda n: f"1970-01-01T00:00:00.00000{n}"),
+    "texts": (lambda n: n.astype(str), str),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_column_is_the_same_at_other_workers(column, workers):
+    class Making(BatchComputation):
+        def process_batch(self, batch, ctx):
+            keys = [batch.names[code] for code in batch.codes.tolist()]
+            turned = [f"{key} turned" for key in keys]
+            ctx.produce("made", turned, COLUMNS[column][0](np.array(batch.values)), batch.times)
+
+    class Telling(Computation[dict]):
+        def process_record(self, record, ctx):
+            ctx.produce("out", record.value)
+
+    topology = Topology(
+        {"clicks": Logs("logs/*", "ts")},
+        {
+            "make": node(Making(), Input("clicks", key="user", value="n"), Stream("made")),
+            "tell": node(Telling(), Input("made"), Stream("out")),
+        },
+        {"out": LogSink("out")},
+    )
+    lines = [{"user": f"u{n}", "ts": n, "n": n} for n in range(1, 6)]
+    found = run(topology, {"clicks": lines}, workers=workers)
+    assert sorted(map(str, found["out"])) == sorted(str(COLUMNS[column][1](n)) for n in range(1, 6))
+    assert found["dead-letters"] == []
+
+
 def test_lines_that_are_none_are_dead_letters_and_the_others_go_on():
     bench = of_one(Adding())
     bench.send(
