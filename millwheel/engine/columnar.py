@@ -152,6 +152,8 @@ class CellContext:
             values = values.tolist()
         if isinstance(values, list):
             values = list(map(wire, values))
+        if len(names) and (kind := np.asarray(times).dtype).kind not in "iuO":
+            raise TypeError(f"produce: times are in whole us, not {kind}")
         at = np.asarray(times, np.int64)
         if not len(names) == len(at) == (len(at) if values is None else len(values)):
             raise ValueError(f"produce: {len(names)} keys, {len(at)} times and other than as many values")

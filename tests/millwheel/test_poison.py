@@ -260,6 +260,8 @@ BATCHES = {
     "a column with no number": lambda ctx: ctx.produce("out", ["bad"], np.array([np.nan]), [5]),
     "a column of objects": lambda ctx: ctx.produce("out", ["bad"], np.array([object()]), [5]),
     "a production in 2**70": lambda ctx: ctx.produce("out", ["bad"], [1], [2**70]),
+    "a production at half": lambda ctx: ctx.produce("out", ["bad"], [1], [5.5]),
+    "a production at no number": lambda ctx: ctx.produce("out", ["bad"], [1], np.array([np.nan])),
     "no JSON": lambda ctx: ctx.produce("out", ["bad"], [{"x": {("a", "b"): 1}}], [5]),
     "a key of half a surrogate": lambda ctx: ctx.produce("out", [HALF], [1], [5]),
     "a key that is a number": lambda ctx: ctx.produce("out", [7], [1], [5]),
