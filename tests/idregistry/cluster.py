@@ -10,6 +10,7 @@ from idregistry.client import RegistryClient
 from idregistry.rules.commands import Row
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
+from photon.rpc.servers import StatusClient
 from tests.forked import Child
 from tests.idregistry import replica
 from tests.ports import free_ports
@@ -45,7 +46,7 @@ class Cluster(Processes):
         """Replica -> its set, where that is not the main one."""
         self._clients: list[RegistryClient] = []
         self._give_ports(*NODES)
-        self._statuses: dict[str, RegistryClient] = {}
+        self._statuses: dict[str, StatusClient] = {}
 
     def _give_ports(self, *nodes: str) -> None:
         ports = free_ports(2 * len(nodes))
@@ -100,7 +101,7 @@ class Cluster(Processes):
         shutil.rmtree(self.directory / node)
 
     def close(self) -> None:
-        for client in self._clients:
+        for client in (*self._clients, *self._statuses.values()):
             client.close()
         self.kill()
 
@@ -122,8 +123,8 @@ class Cluster(Processes):
     def status(self, node: str) -> dict[str, Any]:
         """All it says. UnavailableError."""
         if node not in self._statuses:
-            self._statuses[node] = self.client(2.0, [node])
-        return self._statuses[node].status(self.grpc[node])
+            self._statuses[node] = StatusClient("registry", self.grpc[node], 2.0)
+        return self._statuses[node].status()
 
     def leader(self, shard: int = 0) -> str:
         """The node that leads, once there is one."""

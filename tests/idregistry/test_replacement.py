@@ -110,7 +110,7 @@ def of_each(cluster: Cluster, *nodes: str) -> set[str]:
     """What replicas say of which each is asked through a client that was given no other."""
     said = set()
     for node in nodes:
-        wait_until(lambda node=node: bool(cluster.client(2.0, [node]).status(cluster.grpc[node])["identity"]))
+        wait_until(lambda node=node: bool(cluster.status(node)["identity"]))
         said.add(cluster.client(10.0, [node]).identity())
         said.add(str(cluster.status(node)["identity"]))
     return said
