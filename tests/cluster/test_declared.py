@@ -197,11 +197,11 @@ def write_live(logs, rng, halfway):
 
 
 def kill_one(rng, *runs):
-    """A worker, or a joiner, of each run."""
+    """A worker, or a joiner, of each run, once there is one."""
     for run in runs:
-        children = [
-            child
-            for child in psutil.Process(run).children(recursive=True)
-            if {"joiner", "worker"} & {*child.cmdline()}
-        ]
-        rng.choice(children).kill()
+        rng.choice(wait_until(lambda run=run: those_of(run))).kill()
+
+
+def those_of(run):
+    children = psutil.Process(run).children(recursive=True)
+    return [child for child in children if {"joiner", "worker"} & {*child.cmdline()}]
