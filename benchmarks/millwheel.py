@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -408,9 +409,12 @@ class Live:
 
     def run(self, seconds: float, last: str, halfway: Callable[[], object] = lambda: None) -> None:
         """BenchError unless each line arrives once. The first second is no part of the figures. `halfway`: is
-        done beside it."""
+        done beside it, to its end; what it raises is raised."""
         watcher = threading.Thread(target=self._watch, args=(last,))
-        with (self._directory / "logs" / "a.jsonl").open("wb", buffering=0) as log:
+        with (
+            ThreadPoolExecutor(1) as beside,
+            (self._directory / "logs" / "a.jsonl").open("wb", buffering=0) as log,
+        ):
             self._await_start(log)
             watcher.start()
             reader = threading.Thread(target=self._read)
@@ -423,10 +427,11 @@ class Live:
                     log.write(b'{"key": "key-%d", "ts_us": %d, "n": %d}\n' % (n % 500, now // 1_000, n))
                     self.sent.append(now)
                     if n == round(seconds * LIVE_LINES_PER_S) // 2:
-                        threading.Thread(target=halfway).start()
+                        done = beside.submit(halfway)
                 deadline = time.monotonic() + START_S_MAX
                 while len(self._got) < len(self.sent) and time.monotonic() < deadline:
                     time.sleep(0.01)
+                done.result()
             finally:
                 self._over.set()
                 reader.join()

@@ -3,12 +3,13 @@
 import json
 import threading
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from benchmarks import millwheel
-from benchmarks.measuring import BenchError, text
+from benchmarks.measuring import BenchError, Tail, text
 from benchmarks.millwheel import (
     Live,
     Plan,
@@ -141,6 +142,36 @@ def test_a_sink_file_that_comes_later_is_read_too(tmp_path):
     finally:
         live._over.set()
         reader.join()
+
+
+def test_a_fault_that_was_not_played_gives_no_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(millwheel, "LIVE_LINES_PER_S", 100)
+    (tmp_path / "logs").mkdir()
+    out = tmp_path / "out" / "echoed"
+    out.mkdir(parents=True)
+    over = threading.Event()
+
+    def echo():
+        with (
+            closing(Tail(tmp_path / "logs", "*.jsonl")) as logs,
+            (out / "echoed-0-000000.jsonl").open("w") as sink,
+        ):
+            while not over.wait(0.001):
+                for whole in logs.read():
+                    sink.writelines(f"{json.loads(line)['n']}\n" for line in whole.splitlines())
+                    sink.flush()
+
+    def fails():
+        raise BenchError("nothing to kill")
+
+    echoing = threading.Thread(target=echo)
+    echoing.start()
+    try:
+        with pytest.raises(BenchError, match="nothing to kill"):
+            Live(tmp_path).run(0.2, "echo", fails)
+    finally:
+        over.set()
+        echoing.join()
 
 
 def test_the_command_has_each_part_and_peer():
