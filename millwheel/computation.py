@@ -225,7 +225,9 @@ class BatchContext(Protocol):
     def produce(
         self, stream: str | Stream[Any], names: list[str], values: Values, times: Times | Sequence[int]
     ) -> None:
-        """N records, whose keys are `names`."""
+        """N records, whose keys are `names`. ValueError for a time before the first of the call's.
+        KeyError as Context.produce.
+        """
 
 
 class BatchComputation:

@@ -35,6 +35,7 @@ class Columnar(Stage):
             if isinstance(values, list):
                 values = list(map(opened, values))
             batch = Batch(stream, records.names, records.codes, records.times, values, late)
+            self._ctx.floor = int(records.times.min())
             self.computation.process_batch(batch, self._ctx)
             self._done()
         except FAULTS as error:
@@ -56,6 +57,7 @@ class Columnar(Stage):
         try:
             times = np.array([one.time for one in firing], np.int64)
             fired = Fired([one.key for one in firing], [one.tag for one in firing], times)
+            self._ctx.floor = int(times.min())
             self.computation.process_timers(fired, self._ctx)
             self._done()
         except FAULTS as error:
@@ -87,6 +89,7 @@ class CellContext:
 
     def __init__(self, stage: Columnar) -> None:
         self._stage = stage
+        self.floor = 0
         self.produced: list[tuple[str, Records]] = []
 
     @property
@@ -158,6 +161,8 @@ class CellContext:
         if not len(names) == len(at) == (len(at) if values is None else len(values)):
             raise ValueError(f"produce: {len(names)} keys, {len(at)} times and other than as many values")
         if len(names):
+            if at.min() < self.floor:
+                raise ValueError(f"produce at {at.min()}, before {self.floor}: the low watermark may be past it")
             self.produced.append((stream, Records(*coded(names), at, values)))
 
     def _state(self, held: Any) -> _Cells:
