@@ -219,6 +219,8 @@ def recompute(session: SparkSession, made: Recomputed, out: Path) -> dict[str, A
     check_new(out)
     work = out / _WORK
     with DirectoryLock(work):
+        with storage_errors(out):
+            (out / history.NAME).unlink(missing_ok=True)  # one that was cut off behind it
         for left in (out / history.SINKS, out / history.STATE, *filter(Path.is_dir, work.iterdir())):
             shutil.rmtree(left, ignore_errors=True)
         try:

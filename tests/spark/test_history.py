@@ -156,6 +156,21 @@ def test_a_history_that_was_cut_off_is_made_anew_and_one_at_a_time(here, on_sess
     )
 
 
+def test_nothing_says_that_a_history_is_whole_while_it_is_made_anew(tmp_path):
+    """Killed just before its end, and again on the way: its state is gone, and so is the note on it."""
+    for name in (".work", "state", "sinks"):
+        (tmp_path / name).mkdir()
+    (tmp_path / LEFT).write_text("{}")
+
+    class Killed:
+        def run(self, *_):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spark.history.run.recompute(None, Killed(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == []
+
+
 @pytest.mark.spark
 @pytest.mark.cluster
 def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, photon, monkeypatch):
