@@ -101,7 +101,8 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 # Spark is large, and of use only where there is a Java to run it.
 $(VENV)/.spark: $(VENV)/.run requirements/spark.txt
 	if command -v java >/dev/null; then \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/spark.txt && touch $@; fi
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/spark.txt && \
+	    $(BIN)/python -m tests.spark.classes && touch $@; fi
 
 # Without Go there is none, and what needs it says so.
 $(TOXIPROXY):

@@ -20,7 +20,11 @@ MEMORY = "700m"
 EXECUTOR_MEMORY = "512m"
 
 # For seconds of work the optimising compiler costs more than it saves.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# And half of the rest goes into classes; tests.spark.classes keeps them, beside the PySpark that they are of.
+CLASSES = Path(sys.prefix) / "spark-classes.jsa"
+_KEPT = CLASSES.exists() and not re.search(r"\s", str(CLASSES))
+QUICK_JAVA = f"{QUICK} -XX:SharedArchiveFile={CLASSES} -Xlog:disable" if _KEPT else QUICK
 NO_CODEGEN = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 _TREE = Path(__file__).parents[2]

@@ -1,0 +1,56 @@
+"""`python -m tests.spark.classes`: what a JVM of Spark's makes of its classes, for those that tests start.
+
+Half of a command's CPU went there. A JVM passes over an archive of other classes than its own.
+"""
+
+import os
+import sys
+import tempfile
+
+from spark.session import map_in_arrow
+from tests.spark.cluster import CLASSES, QUICK
+
+
+def make():
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    new = CLASSES.with_suffix(".partial")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    with tempfile.TemporaryDirectory() as scratch:
+        java = f"{QUICK} -XX:ArchiveClassesAtExit={new} -Xlog:disable -Djava.io.tmpdir={scratch}"
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": java,
+            "spark.local.dir": scratch,
+        }
+        session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+        use(session, scratch)
+        session.stop()
+        jvm = SparkContext._gateway.proc
+        jvm.stdin.close()
+        jvm.wait()
+    if new.exists():  # not every JVM makes one
+        new.rename(CLASSES)
+
+
+def use(session, scratch):
+    """About what the commands do."""
+    from pyspark.sql import functions as F
+
+    columns = F.col("id"), (F.col("id") % 7).alias("key"), F.col("id").cast("string").alias("text")
+    rows = session.range(1000).select(*columns)
+    rows.select("text").write.text(f"{scratch}/text")
+    rows.write.partitionBy("key").parquet(f"{scratch}/rows")
+    rows.repartitionByRange(2, "id").sortWithinPartitions("id").write.json(f"{scratch}/json")
+    read = session.read.parquet(f"{scratch}/rows")
+    found = read.join(session.read.text(f"{scratch}/text"), F.col("text") == F.col("value"))
+    counted = found.groupBy("key").agg(F.count("*").alias("rows"), F.max("id").alias("most"))
+    map_in_arrow(counted, iter, counted.schema).repartition(2, "key").sortWithinPartitions("key").collect()
+    lines = session.readStream.schema("value string").text(f"{scratch}/text").writeStream
+    query = lines.foreachBatch(lambda batch, _: batch.count()).trigger(availableNow=True)
+    query.option("checkpointLocation", f"{scratch}/places").start().awaitTermination()
+
+
+if __name__ == "__main__":
+    make()
