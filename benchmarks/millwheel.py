@@ -46,6 +46,7 @@ SECOND_US: Final = 1_000_000
 LINES_A_SECOND: Final = 10_000
 """Of event time."""
 LIVE_LINES_PER_S: Final = 1_000
+LIVE_WORKERS: Final = (1, 2, 4, 8)
 KILLS: Final = 5
 CACHES: Final = (500, 2_000, 8_000, 32_000, 200_000)
 """Keys; the last one is what a worker has."""
@@ -269,7 +270,7 @@ def latency(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
         paper | {"productions": "weak", "p50_ms": 3.6, "p95_ms": 30.0},
         paper | {"productions": "strong", "p50_ms": 33.7, "p95_ms": 93.8},
     ]
-    shapes = itertools.product(("WEAK_", ""), (("STAGE", 1), ("STAGES", 3)), (1, 2, 4, 8))
+    shapes = itertools.product(("WEAK_", ""), (("STAGE", 1), ("STAGES", 3)), LIVE_WORKERS)
     for weak, (topology, stages), workers in shapes:
         productions = "weak" if weak else "strong"
         tell(f"latency, {stages} stages, {productions}, {workers} workers")

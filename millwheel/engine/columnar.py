@@ -162,7 +162,9 @@ class CellContext:
             raise ValueError(f"produce: {len(names)} keys, {len(at)} times and other than as many values")
         if len(names):
             if at.min() < self.floor:
-                raise ValueError(f"produce at {at.min()}, before {self.floor}: the low watermark may be past it")
+                raise ValueError(
+                    f"produce at {at.min()}, before {self.floor}: the low watermark may be past it"
+                )
             self.produced.append((stream, Records(*coded(names), at, values)))
 
     def _state(self, held: Any) -> _Cells:

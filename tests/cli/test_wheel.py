@@ -59,7 +59,15 @@ def test_a_wheel_alone_joins(version, wheel, tmp_path):
     if python is None:
         pytest.skip(f"no Python {version} here; install one (pyenv install {version})")
     run(python, "-m", "venv", "env", cwd=tmp_path)
-    run("env/bin/pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=tmp_path)
+    run(
+        "env/bin/pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--disable-pip-version-check",
+        wheel,
+        cwd=tmp_path,
+    )
     write_lines(tmp_path / "queries" / "q.jsonl", ({"query_id": f"q{n}"} for n in range(50)))
     clicks = (
         {"click_id": f"c{n}", "query_id": f"q{n}", "clicked_at": 1_763_622_600_000 + n} for n in range(50)

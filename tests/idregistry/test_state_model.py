@@ -56,7 +56,7 @@ def settled(state: ShardState) -> None:
     ("kind", "examples"),
     [
         *(("anything", 60), ("few ids", 30), ("batches", 40), ("batches of two shards", 30)),
-        *(pytest.param(kind, 400, marks=pytest.mark.long) for kind in STORIES),
+        *(pytest.param(kind, 150, marks=pytest.mark.long) for kind in STORIES),
     ],
 )
 def test_replicas_answer_as_a_plain_dict_would_whatever_they_have_written(kind: str, examples: int) -> None:

@@ -141,7 +141,7 @@ def halfway(percentile, lines, workers, seed):
     return world, len(world.sinks["totals"])
 
 
-@seeds(3, 60, 200)
+@seeds(3, 20, 200)
 def test_windows_close_without_waiting_for_stragglers_and_every_line_is_counted_or_a_dead_letter(seed):
     lines = straggling(random.Random(seed), 900)
     for line in lines[-8:]:

@@ -46,7 +46,7 @@ def topology(telling):
     )
 
 
-@seeds(6, 40, 400)
+@seeds(6, 20, 400)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_that_was_told_comes_out_though_turns_are_done_again_otherwise(seed, workers):
     telling = Telling()

@@ -60,7 +60,7 @@ class Published(Store):
         return lambda: path.write_bytes(lines)
 
 
-@seeds(8, 200, 2_000)
+@seeds(8, 60, 2_000)
 def test_each_line_is_published_once_by_whoever_has_the_files(tmp_path, by_hand, sink, seed):
     dice, store, owners = random.Random(seed), Published(tmp_path), []
 

@@ -96,7 +96,7 @@ class Naive:
         return min((time for (_, its, _), time in self.timers.items() if its == clock), default=None)
 
 
-@seeds(8, 200, 2_000)
+@seeds(8, 60, 2_000)
 def test_timers_are_those_of_a_list_that_is_looked_through(seed):
     dice = random.Random(seed)
     due, naive = Due(), Naive()

@@ -71,12 +71,12 @@ def play_numbered(seed):
         assert {number for _, _, number in found} == set(range(len(lines)))
 
 
-@seeds(25, 200, 1_000)
+@seeds(25, 75, 1_000)
 def test_idempotent_code_loses_nothing_and_what_it_makes_is_counted_once(seed):
     play(seed)
 
 
-@seeds(15, 100, 500)
+@seeds(15, 40, 500)
 def test_a_production_that_may_become_another_one_is_committed_before_anything_comes_of_it(seed):
     play_numbered(seed)
 

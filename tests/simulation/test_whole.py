@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.caught import AHEAD, HELD, MOVING, PUT_BACK
 from tests.simulation.whole import SPREAD_S, Whole, WholeRun, play
 
-SEEDS = int(os.environ.get("PHOTON_SIM_SEEDS", "0")) or 10
+SEEDS = int(os.environ.get("PHOTON_SIM_SEEDS", "0")) or 5
 
 
 def played(plans: list[Whole]) -> Counter[str]:

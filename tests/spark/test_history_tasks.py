@@ -39,7 +39,7 @@ def letters(lines):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@seeds(3, 20, 200)
+@seeds(3, 10, 200)
 def test_it_is_what_one_worker_makes_of_all_lines_by_time(name, seed, monkeypatch):
     """With batches of any size, in any number of parts; calls that fail are dead letters, the same ones."""
     dice = random.Random(seed)
@@ -73,7 +73,7 @@ def gone_on(monkeypatch, topology, rows, marks):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@seeds(5, 30, 300)
+@seeds(5, 15, 300)
 def test_what_it_leaves_goes_on_without_a_gap_or_a_double(name, seed, monkeypatch):
     """Of COUNTS, whose results don't hang on an order, also where the lines that follow are as late as may
     be."""

@@ -78,7 +78,7 @@ def damaged(directory, rng):
     return logs
 
 
-@seeds(2, 6, 50)
+@seeds(2, 4, 50)
 def test_a_damaged_run_gets_the_account_that_sql_gives_it(place, tmp_path, seed):
     logs = damaged(tmp_path, random.Random(seed))
     report, verdicts = logs.ask(place)
