@@ -18,7 +18,7 @@ from millwheel.engine.records import SLOTS, Records
 from millwheel.engine.store import POSITION, Changes, position_row
 from millwheel.sinks import complete_files
 from millwheel.topology import PUSHED, Input, Logs
-from photon.connect.importer import Known, known_to, stripe_of
+from photon.connect.copies import Known, known_to, stripe_of
 from photon.core.clock import Clock
 from photon.core.settings import Logs as Reading
 from photon.logs.files import FileState, file_size, find, pack_file_state, shown, unpack_file_state

@@ -18,7 +18,7 @@ import msgspec
 
 from millwheel.computation import BatchComputation, Computation, Stream
 from millwheel.errors import TopologyError
-from photon.connect.importer import copies_of, patterns_of
+from photon.connect.copies import copies_of, patterns_of
 from photon.connect.ports import Fields
 from photon.connect.uris import is_source, known_as, parse_uri
 from photon.core.addresses import split_address

@@ -33,7 +33,7 @@ from millwheel.links import CONTROL, Link, LostError, Ways, pack
 from millwheel.sinks import SinkFiles, begin, end_publishing, is_elsewhere, published
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology, dead_letters
-from photon.connect.importer import drop_copy
+from photon.connect.copies import drop_copy
 from photon.core.clock import Clock
 from photon.core.errors import UsageError
 from photon.core.status import Notices

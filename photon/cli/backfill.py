@@ -17,7 +17,8 @@ from photon.cluster.preflight import check_not_matched
 from photon.cluster.registry_access import Named, asked_registry, notice
 from photon.cluster.statuses import working
 from photon.cluster.topology import load_alike, read_topology
-from photon.connect.importer import copy_all, copying, patterns_of
+from photon.connect.copies import patterns_of
+from photon.connect.importer import copy_all, copying
 from photon.connect.uris import is_known_source
 from photon.core.errors import UsageError
 from photon.core.fates import Fate

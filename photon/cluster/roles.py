@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.cluster.topology import Pipeline, Process, Replica, Topology
-from photon.connect.importer import copies_of
+from photon.connect.copies import copies_of
 from photon.core.addresses import joined, parts, split_address
 from photon.core.clock import Background, SteadyClock, SystemClock
 from photon.core.disk import make_directory, storage_errors

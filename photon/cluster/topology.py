@@ -18,7 +18,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from photon.connect.importer import SIDES, copies_of, patterns_of
+from photon.connect.copies import copies_of, patterns_of
+from photon.connect.importer import SIDES
 from photon.connect.uris import is_known_source, is_source
 from photon.core.addresses import joined, split, split_address
 from photon.core.disk import storage_errors, write_file

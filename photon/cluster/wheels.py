@@ -43,7 +43,7 @@ from photon.cluster.master import Master
 from photon.cluster.nursery import WHEEL, Nursery
 from photon.cluster.preflight import check_matches, check_published
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
-from photon.connect.importer import forget_known, known_to
+from photon.connect.copies import forget_known, known_to
 from photon.connect.uris import make_source
 from photon.core.addresses import split_address
 from photon.core.clock import SystemClock

@@ -1,6 +1,6 @@
 """Kafka as a source: each partition of a topic, from where it was left; only what was committed.
 
-Where to go on is told by what is on disk here (photon.connect.importer), not by the consumer group. The group
+Where to go on is told by what is on disk here (photon.connect.copies), not by the consumer group. The group
 is told, so that others' tools show how far this is; nobody relies on it.
 
 A topic is known by its id, where the brokers give it one: offsets of one that was made anew mean other
@@ -147,7 +147,7 @@ class KafkaSource:
                     "another --out, or by another name"
                 )
             if start < low:
-                self._losses.append(Loss(shown(self._name(partition)), start, low - start))
+                self._losses.append(Loss(self._name(partition), start, low - start))
                 start = low
             self._consumer.incremental_assign([TopicPartition(self._topic, partition, start)])
             self._next[partition], self._ends[partition] = start, end

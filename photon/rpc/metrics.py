@@ -216,7 +216,13 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _counter("bytes", "sources.*.bytes", "Of them.", "source", "source"),
         _gauge("behind_records", "sources.*.behind", "Known and not copied yet.", "source", "source"),
         _gauge("kept_bytes", "sources.*.kept_bytes", "Of the copies.", "source", "source"),
-        _counter("lost_records", "sources.*.lost", "That were deleted before.", "source", "source"),
+        _counter(
+            "lost_records",
+            "sources.*.lost",
+            "Deleted there before they were copied, in all runs.",
+            "source",
+            "source",
+        ),
         _gauge("failing", "sources.*.trouble", "1 while the source can't be read.", "source", "source"),
     ),
     "eventstore": (

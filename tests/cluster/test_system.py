@@ -24,7 +24,7 @@ from photon.cluster.topology import (
     unplaced,
     write_topology,
 )
-from photon.connect.importer import copies_of
+from photon.connect.copies import copies_of
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import PIPELINE_ROLES, DatacenterPlace, parse_settings
 from photon.rpc.metrics import FAMILIES

@@ -8,7 +8,8 @@ import pytest
 
 from photon.connect import importer
 from photon.connect import server as importer_server
-from photon.connect.importer import Copies, Import, copies_of, drop_copy, known_to
+from photon.connect.copies import Copies, copies_of, drop_copy, known_to
+from photon.connect.importer import Import
 from photon.connect.ports import Batch, Fields, Loss, State
 from photon.connect.rows import place_of
 from photon.connect.server import ImporterServer
@@ -339,6 +340,34 @@ def test_what_the_source_has_no_more_is_told_by_number(imported, tells, reader):
         "kafka://h/t: a has records 10 to 14 no more (5): they were deleted before they were read, and are "
         f"lost to the {reader}"
     )
+
+
+def test_what_was_lost_is_known_after_a_crash_and_counts_once(copies):
+    """A source tells again of what is lost behind the last record that was copied."""
+    one = copies()
+    one.append([batch("a", (0, 10)), batch("b\0first", (0, 10))])
+    one.note(Loss("a", 10, 5))
+    one.note(Loss("b\0first", 10, 4))
+    one.close()
+    again = copies()
+    assert (again.lost, again.after) == (9, one.after)
+    again.note(Loss("a", 10, 5))
+    again.note(Loss("a", 10, 7))
+    assert again.lost == 11
+    again.note(Loss("a", 30, 1))
+    again.note(Loss("b\0second", 0, 3))
+    assert again.lost == 15
+    again.close()
+    last = copies()
+    assert last.lost == 15
+    last.close()
+
+
+def test_what_was_lost_counts_once_though_the_source_is_opened_again(imported):
+    lost = Loss("a\0id", 10, 5)
+    status, notices, _ = imported(Scripted(lost, RuntimeError("a bug"), lost, TURNS[0]), finished)
+    assert (status["lost"], status["records"]) == (5, 6)
+    assert "a has records 10 to 14 no more (5)" in notices[0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from millwheel import Computation, Input, Logs, Topology, TopologyError, node
 from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.store import POSITION
 from millwheel.sources import LogSource
-from photon.connect.importer import Copies, drop_copy, forget_known, known_to
+from photon.connect.copies import Copies, drop_copy, forget_known, known_to
 from photon.connect.ports import Batch
 from photon.core.clock import ManualClock
 from photon.logs.shares import slot_of
@@ -43,7 +43,7 @@ class Copied:
         self.copies.append([Batch(partition, lines, ((first, len(seconds)),))])
 
     def promise(self, seconds, finished=False, trouble="", notices=()):
-        self.copies.tell(seconds * 1_000_000, finished, trouble, notices, 0)
+        self.copies.tell(seconds * 1_000_000, finished, trouble, notices)
 
     def look(self):
         self.clock.advance(1.0)
