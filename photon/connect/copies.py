@@ -91,14 +91,6 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
     runs: Runs
 
 
-class _Lost(msgspec.Struct, frozen=True, array_like=True):
-    """Of a partition: records that its source deleted before they were copied. `upto`: behind the last."""
-
-    partition: str
-    records: int = 0
-    upto: int = 0
-
-
 class _Append(msgspec.Struct, frozen=True, array_like=True):
     file: int
     at: int
@@ -130,9 +122,11 @@ class Copies:
         takes the place of the former."""
         self._stripes: dict[str, int] = {}
         """Partition -> its log, for the sake of their sizes; it may be another after the next start."""
-        self._lost: dict[bytes, _Lost] = {}
+        self._lost: dict[bytes, tuple[int, int]] = {}
+        """By key, a partition: records that the source deleted before they were copied, and the number behind
+        the last."""
         self.lost = 0
-        """Records, of all partitions."""
+        """Of all partitions."""
         self._recover()
 
     @property
@@ -142,13 +136,11 @@ class Copies:
 
     def note(self, loss: Loss) -> None:
         """Durably; one that is told again counts once. StorageError."""
-        key = _LOST + _key(loss.partition)[1:]
-        known = self._lost.get(key)
-        if known is None or known.partition != loss.partition:
-            known = _Lost(loss.partition, 0 if known is None else known.records)
+        key = _LOST + hashlib.blake2b(loss.partition.encode()).digest()
+        records, upto = self._lost.get(key, (0, 0))
         end = loss.first + loss.count
-        more = max(0, end - max(loss.first, known.upto))
-        now = _Lost(loss.partition, known.records + more, max(known.upto, end))
+        more = max(0, end - max(loss.first, upto))
+        now = records + more, max(upto, end)
         with self._file.errors(), self._state.begin(write=True) as txn:
             txn.put(key, msgspec.msgpack.encode(now))
         self._lost[key] = now
@@ -166,7 +158,7 @@ class Copies:
                 if key[:1] == _PARTITION:
                     self._places[key] = msgspec.msgpack.decode(value, type=tuple[str, int])
                 elif key[:1] == _LOST:
-                    self._lost[key] = msgspec.msgpack.decode(value, type=_Lost)
+                    self._lost[key] = msgspec.msgpack.decode(value, type=tuple[int, int])
                 else:
                     appends[key[1]] = msgspec.msgpack.decode(value, type=_Append)
             for stripe, append in appends.items():
@@ -182,7 +174,7 @@ class Copies:
                     else:
                         self._places[key] = partition, number
                         txn.put(key, msgspec.msgpack.encode(self._places[key]))
-        self.lost = sum(one.records for one in self._lost.values())
+        self.lost = sum(records for records, _ in self._lost.values())
         for stripe, log in enumerate(self._logs):
             log.cut_torn_line()
             if stripe not in appends and log.position.offset:

@@ -3,33 +3,27 @@
 Half of a command's CPU went there. A JVM passes over an archive of other classes than its own.
 """
 
-import os
-import sys
 import tempfile
 
-from spark.session import map_in_arrow
+from photon.core.errors import PhotonError
+from spark.options import SparkOptions
+from spark.session import map_in_arrow, open_session, spark_failures
 from tests.spark.cluster import CLASSES, QUICK
 
 
 def make():
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
     new = CLASSES.with_suffix(".partial")
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    with tempfile.TemporaryDirectory() as scratch:
-        java = f"{QUICK} -XX:ArchiveClassesAtExit={new} -Xlog:disable -Djava.io.tmpdir={scratch}"
-        settings = {
-            "spark.ui.enabled": "false",
-            "spark.driver.extraJavaOptions": java,
-            "spark.local.dir": scratch,
-        }
-        session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    java = {"spark.driver.extraJavaOptions": f"{QUICK} -XX:ArchiveClassesAtExit={new} -Xlog:disable"}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        open_session(SparkOptions("local[2]", "768m", java)) as session,
+        spark_failures(),
+    ):
+        jvm = session.sparkContext._gateway.proc
         use(session, scratch)
         session.stop()
-        jvm = SparkContext._gateway.proc
         jvm.stdin.close()
-        jvm.wait()
+        jvm.wait()  # it writes for longer than a session waits for it
     if new.exists():  # not every JVM makes one
         new.rename(CLASSES)
 
@@ -53,4 +47,7 @@ def use(session, scratch):
 
 
 if __name__ == "__main__":
-    make()
+    try:
+        make()
+    except PhotonError as error:
+        print(f"Spark's JVMs start without an archive of their classes: {error}")
