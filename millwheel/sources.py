@@ -337,7 +337,7 @@ def _is_past(end: str, offset: int, read: Mapping[str, int], unread: Set[str]) -
     files = [name for name in read if stripe_of(name) == stripe_of(end)]
     if any(name < end and name in unread for name in files):
         return False
-    return read.get(end, -1) >= offset or any(name > end for name in files)
+    return read[end] >= offset if end in read else any(name > end for name in files)
 
 
 def _pass_over(name: str, reason: str) -> None:

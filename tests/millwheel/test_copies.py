@@ -208,6 +208,20 @@ def test_an_empty_file_is_no_end_before_it_is_found_for_the_one_before_it_may_ha
     assert copied.bound == 9
 
 
+def test_a_promise_about_a_file_of_which_half_is_read_is_not_kept_by_the_next_one(copied):
+    copied.copy("a", 1, 2, 3)
+    copied.promise(9)
+    copied.look()
+    assert copied.read(1) == 1
+    copied.copies.end_files()
+    copied.copy("a", 9)
+    copied.look()
+    assert copied.bound == BEFORE
+    copied.read()
+    copied.look()
+    assert copied.bound == 9
+
+
 def test_a_file_that_is_read_and_deleted_is_not_copied_again_though_nothing_stands_in_the_next(copied):
     copied.copy("a", 1, 2)
     copied.copies._logs[0].rotate()  # and killed before it noted what it was to append
