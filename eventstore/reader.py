@@ -6,6 +6,7 @@ done with a group is faster with many events at once.
 """
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -100,15 +101,15 @@ class Sharing:
         self._numbers: dict[str, list[FileState]] = {}
         self._early: list[tuple[float, pb.Stretch]] = []
 
-    def leaves(self, state: FileState) -> bool:
-        """Whether another one reads this log."""
+    def room(self, state: FileState) -> int:
+        """How much of a log is read here: nothing while another one reads it."""
         if not self._peers.others:
-            return False
+            return sys.maxsize
         membership = self._peers.membership()
         if membership.reader(state.name) == self._peers.address:
-            return False
+            return sys.maxsize
         told = self._told.get(state.number, float("-inf"))
-        return self._clock.monotonic() - told <= STANDS_S
+        return 0 if self._clock.monotonic() - told <= STANDS_S else sys.maxsize
 
     def found(self, fresh: Iterable[FileState], known: Mapping[int, FileState]) -> None:
         """A scan has found logs: `known` are all, `fresh` those of which others have had no time to tell."""
@@ -283,7 +284,7 @@ class Reader:
         self._sharing: Sharing | None = None
         if self.peers is not None:
             self._sharing = Sharing(self.peers, self.follower, self.clock, self._newest.__setitem__)
-            self.follower.leaves = self._sharing.leaves
+            self.follower.room = self._sharing.room
 
     def start(self) -> None:
         self._thread.start()

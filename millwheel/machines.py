@@ -58,7 +58,7 @@ class Machine(msgspec.Struct, frozen=True, array_like=True):
 class Round(msgspec.Struct, frozen=True, array_like=True):
     """`machines`: who computes, once all workers of the round before have stopped. `shares`: of one that has
     none, those of the round before, or what who leads wants instead. `deploys`: how
-    often all have loaded new code."""
+    often all have loaded new code. `reign`: the round with which `lead` began to, once it runs."""
 
     number: int = 0
     lead: str = ""
@@ -69,6 +69,7 @@ class Round(msgspec.Struct, frozen=True, array_like=True):
     stores: int = 1
     shares: Shares = Shares()
     deploys: int = 0
+    reign: int = 0
 
     @property
     def workers(self) -> list[Machine]:

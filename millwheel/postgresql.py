@@ -25,7 +25,7 @@ from millwheel.machines import Machine, Member, Round, View
 from photon.connect.postgresql import ASK_S, answering, connected
 from photon.connect.uris import parse_uri
 from photon.core.clock import Attempts, Backoff
-from photon.core.errors import StorageError, UsageError, first_line
+from photon.core.errors import FencedError, StorageError, UsageError, first_line
 
 AGAIN_S: Final = 60.0
 """So long what has failed is tried again: a failover takes less."""
@@ -56,6 +56,8 @@ CREATE TABLE IF NOT EXISTS machines (holder text PRIMARY KEY, machine bytea NOT 
                                      until timestamptz NOT NULL);
 CREATE TABLE IF NOT EXISTS rounds (one bool PRIMARY KEY DEFAULT true CHECK (one),
                                    number bigint NOT NULL, packed bytea NOT NULL);
+CREATE TABLE IF NOT EXISTS copiers (source text PRIMARY KEY, reign bigint NOT NULL, number bigint NOT NULL);
+CREATE TABLE IF NOT EXISTS copied (source text, name bytea, value bytea NOT NULL, PRIMARY KEY (source, name));
 """
 _HOLD: Final = """
 INSERT INTO lease (holder, machine, until) VALUES (%s, %b, clock_timestamp() + make_interval(secs => %s))
@@ -106,6 +108,18 @@ _SCAN: Final = """
 SELECT name, value FROM rows
 WHERE name >= %b AND name < %b AND substring(name FROM %s::int FOR %s::int) = ANY(%b::bytea[])
 ORDER BY name"""
+_COPY: Final = """
+INSERT INTO copiers (source, reign, number) VALUES (%s, %s, 1)
+ON CONFLICT (source) DO UPDATE SET reign = EXCLUDED.reign, number = copiers.number + 1
+WHERE copiers.reign <= EXCLUDED.reign RETURNING number"""
+_COPIED: Final = "SELECT name, value FROM copied WHERE source = %s"
+_PUT_COPIED: Final = """
+WITH own AS (SELECT source FROM copiers WHERE source = %s AND number = %s FOR NO KEY UPDATE),
+gone AS (DELETE FROM copied USING own WHERE copied.source = own.source AND name = ANY(%b::bytea[])),
+put AS (INSERT INTO copied (source, name, value)
+        SELECT source, name, value FROM own, unnest(%b::bytea[], %b::bytea[]) AS rows (name, value)
+        ON CONFLICT (source, name) DO UPDATE SET value = EXCLUDED.value)
+SELECT 1 FROM own"""
 _NUMBER: Final = """
 INSERT INTO meta (name, value) VALUES (%b, %b) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"""
 
@@ -158,7 +172,7 @@ class PostgresqlStore(LoggedStore):
             ) from error
         try:
             if not number:
-                self._do("rest", lambda connection: self._make(connection, may_lose))
+                self.do("rest", lambda connection: self._make(connection, may_lose))
         except BaseException:
             self.close()
             raise
@@ -185,7 +199,7 @@ class PostgresqlStore(LoggedStore):
             found = connection.execute("SELECT value FROM meta WHERE name = %b", (row,)).fetchone()
             return None if found is None else bytes(found[0])
 
-        return self._do("rest", ask)
+        return self.do("rest", ask)
 
     def hold(self, machine: Machine, seconds: float) -> tuple[Machine, float] | None:
         """Have the lease of who leads for so long, if it is free or this machine's own. Else who has it, and
@@ -198,7 +212,7 @@ class PostgresqlStore(LoggedStore):
                     return _machine(bytes(other[0])), other[1]
             return None
 
-        return self._do("machines", hold, self._again_s)
+        return self.do("machines", hold, self._again_s)
 
     def renew(self, machine: Machine, at: int, seconds: float) -> View:
         """Be there for so long; lead if nobody else does."""
@@ -221,7 +235,7 @@ class PostgresqlStore(LoggedStore):
                     lead=None if lead is None else _machine(bytes(lead[0])),
                 )
 
-        return self._do("machines", renew, self._again_s)
+        return self.do("machines", renew, self._again_s)
 
     def publish(self, holder: str, former: Round, following: Round) -> None:
         """`following` in place of `former`. ZombieError if another one leads, or that is not there."""
@@ -236,12 +250,12 @@ class PostgresqlStore(LoggedStore):
                     raise ZombieError(f"another machine leads what is in {self.shown}")
                 connection.execute(_PUBLISH, (following.number, _encode(following)))
 
-        self._do("machines", publish, self._again_s)
+        self.do("machines", publish, self._again_s)
 
     def reach(self) -> None:
         """Of a store that is not the run's first: claims of former rounds count no more."""
         row = (self._round, _encode(Round(self._round)))
-        self._do("rest", lambda connection: connection.execute(_REACH, row))
+        self.do("rest", lambda connection: connection.execute(_REACH, row))
 
     def leave(self, holder: str) -> None:
         """Neither lead nor be there any more."""
@@ -251,7 +265,11 @@ class PostgresqlStore(LoggedStore):
                 connection.execute(_LET_GO, (holder,))
                 connection.execute(_LEAVE, (holder,))
 
-        self._do("machines", leave, self._again_s)
+        self.do("machines", leave, self._again_s)
+
+    def ledger(self, source: str, reign: int) -> "PostgresqlLedger":
+        """Of copies; for one thread, which has this store for itself."""
+        return PostgresqlLedger(self, source, reign)
 
     def close(self) -> None:
         for name in list(self._connections):
@@ -287,7 +305,7 @@ class PostgresqlStore(LoggedStore):
                         self._write(connection, lane, {})
             return sequencer
 
-        return self._do("commits", take)
+        return self.do("commits", take)
 
     def _check_round(self, connection: _Connection) -> None:
         """To the end of the transaction it is the one that stands here. ZombieError."""
@@ -297,12 +315,12 @@ class PostgresqlStore(LoggedStore):
     def _get(self, rows: Sequence[bytes]) -> list[bytes | None]:
         if not rows:
             return []
-        found = self._do("rest", lambda connection: connection.execute(_GET, (list(rows),)).fetchall(), None)
+        found = self.do("rest", lambda connection: connection.execute(_GET, (list(rows),)).fetchall(), None)
         values = {bytes(name): bytes(value) for name, value in found}
         return list(map(values.get, rows))
 
     def _blobs(self) -> list[bytes]:
-        found = self._do("rest", lambda connection: connection.execute(_ALL_BLOBS).fetchall())
+        found = self.do("rest", lambda connection: connection.execute(_ALL_BLOBS).fetchall())
         return [bytes(blob) for (blob,) in found]
 
     def _append(self, blob: bytes) -> None:
@@ -320,7 +338,7 @@ class PostgresqlStore(LoggedStore):
                 raise ZombieError("another worker has the key intervals of this one by now")
             connection.execute(_TOUCH, (self._sequencer,))
 
-        self._do("commits", append, ASK_S)
+        self.do("commits", append, ASK_S)
 
     def _fold(self, changes: Mapping[bytes, bytes | None]) -> None:
         def fold(connection: _Connection) -> None:
@@ -329,7 +347,7 @@ class PostgresqlStore(LoggedStore):
                     raise ZombieError("another worker has the key intervals of this one by now")
                 self._write(connection, self._lane, changes)
 
-        self._do("commits", fold)
+        self.do("commits", fold)
 
     def _write(self, connection: _Connection, lane: int, more: Mapping[bytes, bytes | None]) -> None:
         """The rows of a log, and these, to the table, in the order of their names; the log is empty then.
@@ -346,7 +364,7 @@ class PostgresqlStore(LoggedStore):
 
     # Connections.
 
-    def _do(self, name: str, what: Callable[[_Connection], _Done], within_s: float | None = AGAIN_S) -> _Done:
+    def do(self, name: str, what: Callable[[_Connection], _Done], within_s: float | None = AGAIN_S) -> _Done:
         """It, again and again on new connections where they fail. `within_s`: of one try; None where nothing
         is committed: the server's own timeouts do."""
         failure: Exception | None = None
@@ -389,6 +407,36 @@ class PostgresqlStore(LoggedStore):
         if connection is not None:
             with contextlib.suppress(psycopg.Error):
                 connection.close()
+
+
+class PostgresqlLedger:
+    """A photon.connect.shared_copies.Ledger."""
+
+    def __init__(self, store: PostgresqlStore, source: str, reign: int) -> None:
+        self.reign, self._store, self._source, self._number = reign, store, source, 0
+
+    def claim(self) -> tuple[int, dict[bytes, bytes]]:
+        def claim(connection: _Connection) -> tuple[int, dict[bytes, bytes]]:
+            with connection.transaction():
+                number = connection.execute(_COPY, (self._source, self.reign)).fetchone()
+                if number is None:
+                    raise FencedError(f"another machine copies {self._source} by now")
+                rows = connection.execute(_COPIED, (self._source,)).fetchall()
+            return number[0], {bytes(name): bytes(value) for name, value in rows}
+
+        self._number, rows = self._store.do("commits", claim)
+        return self._number, rows
+
+    def put(self, rows: Mapping[bytes, bytes | None]) -> None:
+        some = {name: value for name, value in rows.items() if value is not None}
+        gone = [name for name in rows if name not in some]
+        given = self._source, self._number, gone, list(some), list(some.values())
+
+        def put(connection: _Connection) -> None:
+            if connection.execute(_PUT_COPIED, given).fetchone() is None:
+                raise FencedError(f"{self._source} was claimed by another who copies")
+
+        self._store.do("commits", put, ASK_S)
 
 
 def _leads(connection: _Connection, machine: Machine, seconds: float) -> bool:

@@ -30,6 +30,7 @@ CHUNK_BYTES: Final = 512 << 10
 _FILE_SHARE: Final = 1 / 128
 """What a file takes of a chunk, however little it has."""
 _LOOK_US: Final = 1_000_000
+_COPIED_S: Final = 0.02
 _encode: Final = msgspec.msgpack.encode
 _position: Final = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 
@@ -67,19 +68,22 @@ class Listed:
 
 
 class _Copies:
-    """Up to when those of one source have all that it got, as far as they are read."""
+    """Up to when those of one source have all that it got, as far as they are read. `reign`: as of
+    `known_to`."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, reign: int) -> None:
+        self._directory, self._reign = directory, reign
         self._latest = Known()
         self._promise = Known()
         """That is not kept yet."""
+        self._ends: dict[str, int] = {}
         self.upto = BEFORE
 
     def look(self, read: Mapping[str, int], unread: Set[str], mine: Callable[[str], bool]) -> Sequence[str]:
         """`read`: how far each file of this worker is; `unread`: those of them that have more. The notices
         of the importer, if they are this worker's to tell."""
-        self._latest = known_to(self._directory)
+        self._latest = known_to(self._directory, self._reign)
+        self._ends = {str(self._directory / file): offset for file, offset in self._latest.ends}
         if not self._promise.ends:  # a later one only once this was kept: else none ever might be
             self._promise = self._latest
         ends = [(str(self._directory / file), offset) for file, offset in self._promise.ends]
@@ -87,6 +91,10 @@ class _Copies:
             self.upto = NEVER if self._promise.finished else max(self.upto, self._promise.upto_us)
             self._promise = Known()
         return self._latest.notices if ends and mine(ends[0][0]) else ()
+
+    def end(self, path: str) -> int:
+        """Up to where a file of shared ones counts."""
+        return self._ends.get(path, 0)
 
     def why(self) -> dict[str, Any]:
         """`upto_us`: up to when they have all; `trouble`: why they have no more."""
@@ -98,11 +106,13 @@ class _Copies:
 
     def spent(self, known: Iterable[FileState]) -> list[Path]:
         """Files that are read and grow no more."""
-        ends = [str(self._directory / file) for file, _ in self._latest.ends]
-        grow = {stripe_of(end): end for end in ends}
+        grow = {stripe_of(end): end for end in self._ends}
         old = [state for state in known if state.name < grow.get(stripe_of(state.name), "")]
-        sizes = [file_size(state.path, (state.device, state.inode)) for state in old]
-        return [Path(state.path) for state, size in zip(old, sizes, strict=True) if state.offset == size]
+        if self._reign:
+            whole = [self._ends.get(state.name) for state in old]
+        else:
+            whole = [file_size(state.path, (state.device, state.inode)) for state in old]
+        return [Path(state.path) for state, size in zip(old, whole, strict=True) if state.offset == size]
 
 
 class LogSource:
@@ -124,13 +134,16 @@ class LogSource:
         notice: Callable[[str], None],
         lateness: tuple[bytes, Lateness] | None = None,
         imported: bool = False,
+        reign: int = 0,
     ) -> None:
         """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new.
-        `lateness`: what counts lines for the percentile, and its row. `imported`: the files are copies.
+        `lateness`: what counts lines for the percentile, and its row. `imported`: the files are copies, which
+        several machines share where `reign` says which one copies (photon.connect.shared_copies).
         """
         self.name, self._number, self._injector, self._clock = name, number, injector, clock
         self._whole = injector.log == "directory"  # one worker's, who alone can tell where it is
-        self._copies = [_Copies(Path(pattern).parent) for pattern in injector.patterns] if imported else []
+        homes = [Path(pattern).parent for pattern in injector.patterns] if imported else []
+        self._copies = {str(home): _Copies(home, reign) for home in homes}
         self._notice = notice
         self._mine: Callable[[str], bool] = lambda path: mine(self._slot(path))
         self._listed = Listed() if injector.listed else None
@@ -162,6 +175,9 @@ class LogSource:
             by_name=lambda _: named,
         )
         self._follower.order = lambda number: self._newest.get(number, BEFORE)
+        self._reign = reign
+        if reign:
+            self._follower.room = lambda state: self._copies_of(state.name).end(state.name) - state.offset
         self._drain = drain
         self._lateness, self._skew = round(injector.lateness_s * 1e6), round(injector.skew_max_s * 1e6)
         self._expected = list(injector.expected)
@@ -177,6 +193,8 @@ class LogSource:
 
     @property
     def patience_s(self) -> float:
+        if self._reign and self._follower.growing():
+            return _COPIED_S  # nothing tells of the ledger's
         return self._follower.patience_s
 
     def look(self) -> Changes:
@@ -199,11 +217,12 @@ class LogSource:
         self._looked = max(self._looked, self._follower.known_to(now))
         if self._copies:
             read = {state.name: state.offset for state in self._known.values()}
-            unread = {state.name for state in self._follower.behind()}
-            for copies in self._copies:
+            behind = self._follower.behind()
+            unread = {state.name for state in behind if self._follower.room(state) > 0}
+            for copies in self._copies.values():
                 for line in copies.look(read, unread, self._mine):
                     self._notice(line)
-            self._trusted = min(copies.upto for copies in self._copies)
+            self._trusted = min(copies.upto for copies in self._copies.values())
         return changes
 
     def allow(self, lateness_us: int) -> None:
@@ -278,7 +297,7 @@ class LogSource:
             "quiet": [shown(_directory(name) if self._whole else name) for name in quiet],
             "lateness_s": self._lateness / 1e6,
             "percentile": self._injector.percentile,
-            "copies": [copies.why() for copies in self._copies],
+            "copies": [copies.why() for copies in self._copies.values()],
         }
 
     def spent(self) -> list[Path]:
@@ -288,7 +307,8 @@ class LogSource:
             return []
         self._next_spent = now + _LOOK_US
         if self._copies:
-            return [path for copies in self._copies for path in copies.spent(self._known.values())]
+            known = list(self._known.values())
+            return [path for copies in self._copies.values() for path in copies.spent(known)]
         directory = Path(self._injector.patterns[0]).parent
         lengths = {entry.file: entry.bytes for entry in complete_files(directory / f"{PUSHED}-0.manifest")}
         paths = ((Path(shown(state.name)), state.offset) for state in self._known.values())
@@ -296,6 +316,9 @@ class LogSource:
 
     def close(self) -> None:
         self._follower.close()
+
+    def _copies_of(self, path: str) -> _Copies:
+        return self._copies[_directory(path)]
 
     def _slot(self, path: str) -> int:
         if self._copies:

@@ -95,6 +95,9 @@ class Logs:
     log: Literal["file", "directory"] = "file"
     """What is silent, for `silent="hold"`: a file, or all files of a directory together, which one worker
     reads then."""
+    copies: str = ""
+    """The directory of what is copied, where that is not the run's own: for several machines, which all reach
+    it."""
     listen: str = ""
     """Of a `Push`."""
     tls: Tls = field(default_factory=Tls)
@@ -109,8 +112,12 @@ class Logs:
         """As sources are told of them."""
         return Fields((), self.time, self.unit)
 
-    def copies(self, received: Path) -> list[Path]:
-        """The directory of each source's."""
+    def received(self, work: Path, name: str) -> Path:
+        """Where what is pushed to it, or copied for it, is kept, by a run in this directory."""
+        return Path(self.copies or work / "received") / name
+
+    def copied_to(self, received: Path) -> list[Path]:
+        """The directory of each source."""
         return [copies_of(received, "", text) for text in self.patterns] if self.imported else []
 
     def within(self, received: Path) -> "Logs":
@@ -363,8 +370,7 @@ def _check_logs(name: str, injector: Logs) -> None:
             split_address(injector.listen, f"injector '{name}': listen")
         except SettingsError as error:
             raise TopologyError(str(error)) from error
-    if injector.imported:
-        _check_imported(name, injector)
+    _check_imported(name, injector)
     if injector.silent not in ("advance", "hold"):
         raise TopologyError(f"injector '{name}': silent is advance or hold, not {injector.silent!r}")
     if isinstance(injector.expected, str):
@@ -375,6 +381,12 @@ def _check_logs(name: str, injector: Logs) -> None:
 
 
 def _check_imported(name: str, injector: Logs) -> None:
+    if not injector.imported:
+        if injector.copies:
+            raise TopologyError(f"injector '{name}' copies nothing: leave copies={injector.copies!r} out")
+        return
+    if injector.copies and not os.path.isabs(injector.copies):
+        raise TopologyError(f"injector '{name}': copies={injector.copies!r} is no absolute path")
     why = {
         "some of its paths are log files: make them an injector of their own": not all(
             map(is_source, injector.patterns)
@@ -395,7 +407,7 @@ def _check_imported(name: str, injector: Logs) -> None:
                 raise TopologyError(f"injector '{name}': {uri.shown} can be a sink only")
         except UsageError as error:
             raise TopologyError(f"injector '{name}': {error}") from error
-    if len({*injector.copies(Path())}) < len(injector.patterns):
+    if len({*injector.copied_to(Path())}) < len(injector.patterns):
         raise TopologyError(f"injector '{name}': names a source twice (options make no difference)")
 
 

@@ -61,11 +61,6 @@ _Synced = tuple[str, int, list[int], bytes]
 BEAT_S: Final = 0.5
 
 
-def received_logs(work: Path, injector: str) -> Path:
-    """Where an injector keeps what was pushed to it, or copied for it."""
-    return work / "received" / injector
-
-
 class Worker:
     """`me` of a round (millwheel.machines) of a run, of which `owners` are the workers of the slots. `drain`:
     the logs grow no more."""
@@ -79,11 +74,12 @@ class Worker:
         drain: bool,
         clock: Clock,
         store: LoggedStore,
+        reign: int = 0,
     ) -> None:
-        """StorageError, UsageError; ConnectionError if there is no run."""
+        """`reign`: as of LogSource. StorageError, UsageError; ConnectionError if there is no run."""
         self._ways, self._work, self._me, self._clock, self._drain = ways, ways.work, me, clock, drain
         self._workers = workers = max(owners) + 1
-        self._round = ways.holder, ways.number
+        self._round, self._reign = (ways.holder, ways.number), reign
         self._store = store
         self._plan = Plan(topology, unpack_numbers(self._store.numbers(NUMBERS_ROW)))
         slots = slots_of(owners, me)
@@ -521,7 +517,7 @@ class Worker:
         return LogSource(
             name,
             number,
-            injector.within(received_logs(self._work, name)),
+            injector.within(injector.received(self._work, name)),
             inputs,
             list(self._store.scan(position_rows(number))),
             slots.__contains__,
@@ -533,6 +529,7 @@ class Worker:
             self._notices.tell,
             counted,
             injector.imported,
+            self._reign if injector.copies else 0,
         )
 
     def _files(self) -> dict[tuple[str, int], SinkFiles]:

@@ -21,7 +21,7 @@ Changes = dict[bytes, bytes | None]
 """Rows to be put; None: to be deleted."""
 
 _KEY_BYTES_MAX: Final = 400
-STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN, TAKEN_UP, SERVER = (
+STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN, TAKEN_UP, SERVER, COPIES = (
     b"s",
     b"t",
     b"h",
@@ -35,6 +35,7 @@ STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN
     b"g",
     b"y",
     b"v",
+    b"c",
 )
 _encode: Final = msgspec.msgpack.encode
 

@@ -1,10 +1,12 @@
 """`photon millwheel`: computations over streams, with keys, timers and low watermarks."""
 
+import contextlib
 import json
 import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
@@ -128,7 +130,7 @@ def worker(topology: str, given: str, work: Path) -> None:
     ways = Ways(work, mine["holder"], mine["round"], mine["lead"], tuple(mine["addresses"]), network)
     store = store_of(work, mine["store"], mine["round"])
     of_round = mine["worker"], mine["owners"], mine["drain"]
-    Worker(ways, load_kept(topology, work), *of_round, SystemClock(), store).run()
+    Worker(ways, load_kept(topology, work), *of_round, SystemClock(), store, mine["reign"]).run()
 
 
 @group.command("receiver", hidden=True)
@@ -136,33 +138,61 @@ def worker(topology: str, given: str, work: Path) -> None:
 @_WORK
 @click.option("--injector", required=True)
 @click.option("--drain", is_flag=True)
+@click.option("--shared", nargs=2, type=(str, int), help="Where the ledger of its copies is, and its reign.")
 @config_option("Settings (photon.toml) with [imports].")
-def receiver(topology: str, work: Path, injector: str, drain: bool, config: Path | None) -> None:
+def receiver(
+    topology: str,
+    work: Path,
+    injector: str,
+    drain: bool,
+    shared: tuple[str, int] | None,
+    config: Path | None,
+) -> None:
     """The process of a run that is pushed to, or copies sources."""
     from millwheel.code import load_kept
     from millwheel.push import PushedLogs, PushServer
-    from millwheel.worker import received_logs
 
     die_with_parent()
     logging.basicConfig()
-    found, received = load_kept(topology, work).injectors[injector], received_logs(work, injector)
+    found = load_kept(topology, work).injectors[injector]
+    received = found.received(work, injector)
     if found.imported:
-        return _copy(found, received, load_settings(config), drain)
+        return _copy(injector, found, received, load_settings(config), drain, shared)
     network = network_of(Settings(tls=found.tls))
     server = PushServer(PushedLogs(received, SystemClock()), found.listen, network)
     on_signals(server.stop, signal.SIGTERM)
     server.run()
 
 
-def _copy(found: Logs, received: Path, settings: Settings, drain: bool) -> None:
+def _copy(
+    name: str,
+    found: Logs,
+    received: Path,
+    settings: Settings,
+    drain: bool,
+    shared: tuple[str, int] | None,
+) -> None:
     """Until SIGTERM."""
+    from millwheel.worker import shared_store
+    from photon.connect.copies import CopiedLogs, Copies
     from photon.connect.importer import copying
+    from photon.connect.shared_copies import Ledger, SharedCopies
+
+    @cache
+    def ledger(directory: Path) -> Ledger:
+        assert shared is not None
+        uri, reign = shared
+        return shared_store(uri, number=reign).ledger(f"{name}/{directory.name}", reign)
+
+    def open_shared(directory: Path, file_bytes_max: int, source: str) -> CopiedLogs:
+        return SharedCopies(directory, file_bytes_max, source, ledger(directory))
 
     notices = Notices("importer")
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
     on_signals(lambda: ended.put(None), signal.SIGTERM)
     told = settings, notices.tell, ended.put, drain, found.fields, notices.lines
-    with DirectoryLock(received), copying({"": found.patterns}, received, *told):
+    lock = contextlib.nullcontext() if shared else DirectoryLock(received)
+    with lock, copying({"": found.patterns}, received, *told, opened=open_shared if shared else Copies):
         if (error := ended.get()) is not None:
             raise error
 

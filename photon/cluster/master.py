@@ -27,7 +27,8 @@ class Master:
     """Of one round and its workers. For one thread. `send`: who is gone, `lost` is told of later."""
 
     def __init__(self, plan: Plan, following: Round, send: Send) -> None:
-        self.plan, self.number, self._send = plan, following.number, send
+        self.plan, self._send = plan, send
+        self.number, self.reign = following.number, following.reign
         self._machines, self._lead = following.workers, following.lead
         self._owners = following.shares.owners
         self._load = Load(following.shares, following.stores)

@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,21 +36,19 @@ from millwheel.machines import (
     unlike,
 )
 from millwheel.push import PushedLogs
-from millwheel.topology import DEAD_LETTERS, Logs, Topology, dead_letters
-from millwheel.worker import received_logs, shared_store
+from millwheel.topology import dead_letters
+from millwheel.worker import shared_store
 from photon.cluster.begun import Begun
 from photon.cluster.master import Master
 from photon.cluster.nursery import WHEEL, Nursery
-from photon.cluster.preflight import check_matches, check_published
 from photon.cluster.supervisor import FreshLauncher, Process, Supervisor, last_message
+from photon.cluster.wheel_start import check_start, network_among
 from photon.connect.copies import forget_known, known_to
-from photon.connect.uris import make_source
-from photon.core.addresses import split_address
 from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, write_file
-from photon.core.errors import PhotonError, StorageError, UnavailableError, UsageError
+from photon.core.errors import PhotonError, StorageError, UsageError
 from photon.core.settings import load_settings
-from photon.rpc.network import Network, network_of
+from photon.rpc.network import network_of
 
 SILENCE_S_MAX: Final = 5.0
 """Of a worker that began: then it is killed."""
@@ -58,7 +56,6 @@ _POLL_S: Final = 0.05
 _STOP_S: Final = 10.0
 _MOVE_S: Final = 2.0
 """The same while others wait for their part: a worker may be killed at any time."""
-_PORT_MAX: Final = 65_535
 TRIAL_S: Final = 60.0
 """In which new code is to be loaded."""
 DEPLOY_S: Final = TRIAL_S + 10.0
@@ -91,11 +88,11 @@ class WheelRun:
         self._name, self._work, self._follow, self._tell = name, work, follow, tell
         self._begun, self._config = Begun(name, work, tuple(stores), history), config
         self._topology, self._code = code.load(name)
-        self._ways = Ways(work, network=_network(machine, workers, bool(stores), config, self._topology))
+        self._ways = Ways(work, network=network_among(machine, workers, bool(stores), config, self._topology))
         with storage_errors(work):
             make_directory(work)
         begins = not (stores or machine or history or (work / "state").exists())
-        _check_start(self._topology, follow, begins)
+        check_start(self._topology, follow, begins)
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._master: Master | None = None
@@ -160,15 +157,18 @@ class WheelRun:
     def summary(self) -> dict[str, Any]:
         now = self._machines.view.round
         told = now.summary if self._master is None else self._master.summary()
-        injectors = self._topology.injectors.items()
-        copies = [one for name, made in injectors for one in made.copies(received_logs(self._work, name))]
+        copies = [
+            known_to(one, now.reign if injector.copies and self._begun.stores else 0)
+            for name, injector in self._topology.injectors.items()
+            for one in injector.copied_to(injector.received(self._work, name))
+        ]
         return {
             "seconds": round(time.monotonic() - self._began, 3),
             "workers": len(now.workers),
             "ended": False,
             "restarts": self._supervisor.restarts(),
             "dead_letters": 0,
-            "lost_records": sum(known_to(one).lost for one in copies),
+            "lost_records": sum(known.lost for known in copies),
             "timers": 0,
             "counts": {},
             "sinks": [],
@@ -242,6 +242,8 @@ class WheelRun:
         try:
             if following.stage == "running":
                 plan = self._begun.number(self._topology, following.number)
+                reign = following.number if self._master is None else self._master.reign
+                following = msgspec.structs.replace(following, reign=reign)
                 master = Master(plan, following, self._send)
                 if self._master is not None:
                     master.authority.restore(self._master.authority.marks)
@@ -280,20 +282,7 @@ class WheelRun:
         self._computes = True
         with storage_errors(self._work):
             write_file(self._work / code.FILE, self._code)
-        for name, injector in self._topology.injectors.items():
-            if f"receiver-{name}" in self._supervisor.children:
-                continue
-            received = received_logs(self._work, name)
-            for copies in injector.copies(received):
-                forget_known(copies)
-            if injector.listen:
-                # Before anybody looks: what was pushed in time must not come late because of a crash.
-                PushedLogs(received, SystemClock()).close()
-            if injector.imported or (injector.listen and self._follow):
-                arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
-                arguments += ["--injector", name, *([] if self._follow else ["--drain"])]
-                arguments += ["--config", str(self._config)] if self._config else []
-                self._supervisor.start(f"receiver-{name}", arguments)
+        self._start_receivers(now)
         lead = next(machine.address for machine in now.machines if machine.holder == now.lead)
         given = {
             "owners": now.shares.owners,
@@ -303,6 +292,7 @@ class WheelRun:
             "addresses": now.addresses,
             "config": self._config and str(self._config),
             "drain": not self._follow,
+            "reign": now.reign if stores else 0,
         }
         for worker, machine in enumerate(now.workers):
             if machine.holder == me.holder:
@@ -310,6 +300,32 @@ class WheelRun:
                 own = json.dumps({**given, "worker": worker, "store": store})
                 arguments = ["millwheel", "worker", "--work", str(self._work), self._name, own]
                 self._supervisor.start(f"worker-{worker}", arguments)
+
+    def _start_receivers(self, now: Round) -> None:
+        """Those that are still to be started. Of shared copies who leads has them, and nobody else."""
+        me, stores, children = self._machines.me, self._begun.stores, self._supervisor.children
+        shared = {name for name, injector in self._topology.injectors.items() if injector.copies and stores}
+        arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
+        arguments += [] if self._follow else ["--drain"]
+        arguments += ["--config", str(self._config)] if self._config else []
+        for name, injector in self._topology.injectors.items():
+            own = ["--injector", name]
+            if name in shared:
+                own += ["--shared", stores[0], str(now.reign)]
+            child = children.get(f"receiver-{name}")
+            if child is not None and name in shared and child.arguments != [*arguments, *own]:
+                self._supervisor.stop([child.name], _MOVE_S)  # it has led before
+            elif child is not None:
+                continue
+            received = injector.received(self._work, name)
+            for copies in () if name in shared else injector.copied_to(received):
+                forget_known(copies)
+            if injector.listen:
+                # Before anybody looks: what was pushed in time must not come late because of a crash.
+                PushedLogs(received, SystemClock()).close()
+            leads = name not in shared or now.lead == me.holder
+            if leads and (injector.imported or (injector.listen and self._follow)):
+                self._supervisor.start(f"receiver-{name}", [*arguments, *own])
 
     def _stop_workers(self, grace_s: float) -> None:
         """Receivers go on: who pushes does not wait for a round."""
@@ -484,48 +500,6 @@ class WheelRun:
         answer = {"error": f"not deployed, the run goes on as it was: {wrong}"} if wrong else {"ok": True}
         with contextlib.suppress(LostError):
             asker.send(links.ANSWER, pack(answer))
-
-
-def _check_start(topology: Topology, follow: bool, begins: bool) -> None:
-    """UsageError, of what is read and of where sinks are published."""
-    check_published(topology, follow)
-    if begins:
-        _check_logs(topology.injectors.values(), follow)
-
-
-def _network(machine: str, workers: int, shared: bool, config: Path | None, topology: Topology) -> Network:
-    """By which machines of a run reach each other. UsageError, SettingsError."""
-    if not machine:
-        return Network()
-    _, port = split_address(machine, "--machine")
-    network = network_of(load_settings(config))
-    network.bound(machine)
-    if not shared:
-        raise UsageError("--machine is for a run whose state all its machines reach: name it by --store")
-    if port + workers > _PORT_MAX:
-        raise UsageError(f"--machine {machine}: the next {workers} ports are its workers': give a lower one")
-    for name, injector in topology.injectors.items():
-        if injector.listen or injector.imported:
-            how = "is pushed to" if injector.listen else "copies its source"
-            raise UsageError(f"injector '{name}' {how}, and keeps that on one machine: leave --machine out")
-    if DEAD_LETTERS not in topology.sinks:
-        raise UsageError(
-            "dead letters of a run on several machines need a place that all of them reach: add to the "
-            f'topology\'s sinks "{DEAD_LETTERS}": LogSink(DIRECTORY)'
-        )
-    return network
-
-
-def _check_logs(injectors: Collection[Logs], follow: bool) -> None:
-    """Of a run that has not begun. UsageError where there is nothing to be read, or never can be."""
-    if not follow and not any(injector.listen or injector.imported for injector in injectors):
-        check_matches("log", [pattern for injector in injectors for pattern in injector.patterns])
-    for injector in injectors:
-        for text in injector.patterns if injector.imported else ():
-            with contextlib.closing(make_source(text, injector.fields)) as source:
-                if not follow:
-                    with contextlib.suppress(UnavailableError):  # it is waited for
-                        source.open({}, True)
 
 
 class Trial(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from photon.connect.copies import Copies, copies_of
+from photon.connect.copies import CopiedLogs, Copies, copies_of
 from photon.connect.ports import Fields, Loss, State, shown
 from photon.connect.uris import make_source, parse_uri
 from photon.core.clock import Background, Backoff
@@ -54,17 +54,19 @@ class Import:
         fail: Callable[[BaseException], None],
         may_begin: Callable[[], bool] = lambda: True,
         notices: Callable[[], Sequence[str]] | None = None,
+        opened: Callable[[Path, int, str], CopiedLogs] | None = None,
     ) -> None:
         """UsageError for a source that can't be; CorruptStateError, StorageError. `fail` is told of what no
         other try will mend; until `may_begin`, nothing is read. `notices`: the last ones; where they are
-        given, what the copies have is told as `known_to` reads it."""
+        given, what the copies have is told as `known_to` reads it. `opened`: as Copies, if other ones."""
         self._name, self.side, self._drain = parse_uri(text).shown, side, drain
-        self._text = text
         self._source = make_source(text, fields)
         self._directory, self._settings, self._notices = copies_of(directory, side, text), settings, notices
         self._known_to = 0
         self._notice, self._fail, self._may_begin = notice, fail, may_begin
-        self._copies = Copies(self._directory, settings.file_bytes_max, text)
+        self._opening = opened or Copies
+        self._given = self._directory, settings.file_bytes_max, text
+        self._copies: CopiedLogs = self._opening(*self._given)
         self._opened = self._stale = False
         self.caught_up = False
         """Whether all but the last records have been copied, once since the start."""
@@ -128,7 +130,7 @@ class Import:
             return _LOOK_S
         if self._stale:
             self._copies.close()
-            self._copies = Copies(self._directory, self._settings.file_bytes_max, self._text)
+            self._copies = self._opening(*self._given)
             self._stale = False
         if not self._opened:
             self._source.open(self._copies.after, self._drain)
@@ -206,6 +208,7 @@ def copying(
     drain: bool = False,
     fields: Fields | None = None,
     notices: Callable[[], Sequence[str]] | None = None,
+    opened: Callable[[Path, int, str], CopiedLogs] | None = None,
 ) -> Iterator[list[Import]]:
     """Copy what the sources of each side have and gain, within the block. `fields`: of all sources, if not
     those of their sides in the settings; the rest as of Import. UsageError, CorruptStateError,
@@ -215,7 +218,7 @@ def copying(
         for side, texts in sources.items():
             given = directory, fields or fields_of(settings, side), settings.imports, drain, notice, fail
             for text in texts:
-                one = Import(text, side, *given, notices=notices)
+                one = Import(text, side, *given, notices=notices, opened=opened)
                 running.callback(one.stop)
                 one.start()
                 imports.append(one)

@@ -8,6 +8,7 @@ import errno
 import heapq
 import itertools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -76,8 +77,9 @@ class LogFollower:
         )
         self.order: Callable[[int], int] = lambda _: 0
         """By its number, a rank of each file: of those with something unread the lowest is read next."""
-        self.leaves: Callable[[FileState], bool] = lambda _: False
-        """Whether a file with something unread is left to others for now; it is not caught up meanwhile."""
+        self.room: Callable[[FileState], int] = lambda _: sys.maxsize
+        """So many bytes of a file may be read on, up to the end of a line. It is not caught up while that is
+        none and something is unread."""
         self._left: set[Followed] = set()
         watch = settings.watch and not drain
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
@@ -219,10 +221,11 @@ class LogFollower:
             file.waiting = False
             if not file.here:
                 continue
-            if self.leaves(file.state):
+            room = self.room(file.state)
+            if room <= 0:
                 self._leave(file)
                 continue
-            chunk = self._read_on(file, most or self._settings.chunk_bytes)
+            chunk = self._read_on(file, min(room, most or self._settings.chunk_bytes))
             if chunk is not None:
                 self._note_read(file, chunk)
                 self._heat(file)
@@ -284,7 +287,7 @@ class LogFollower:
         }
 
     def _leave(self, file: Followed) -> None:
-        """To others, if there is something to be read."""
+        """For later, if there is something to be read."""
         file.size = max(file.size, file_size(file.path, file.identity) or 0)
         if file.unread and file.stalled_at != file.size:
             self._left.add(file)

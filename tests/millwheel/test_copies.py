@@ -23,7 +23,7 @@ class Copied:
 
     def __init__(self, received, mine=lambda _: True, lateness_s=0.0):
         injector = Logs(URI, time="ts", unit="s", lateness_s=lateness_s)
-        (self.directory,) = injector.copies(received)
+        (self.directory,) = injector.copied_to(received)
         self.copies = Copies(self.directory, FILE_BYTES, URI)
         self.told, self.clock, self._next = [], ManualClock(), {}
         self._injector, self._spool, self.rows = injector.within(received), received / "spool", {}
@@ -195,7 +195,7 @@ def test_an_empty_file_is_no_end_before_it_is_found_for_the_one_before_it_may_ha
     copied.copy("a", 1)
     copied.look()
     assert copied.read() == 1
-    (copies,) = copied.source._copies
+    (copies,) = copied.source._copies.values()
     read = {state.name: state.offset for state in copied.source._known.values()}
     copied.copy("a", 2)
     copied.copies.end_files()
