@@ -14,7 +14,8 @@ from millwheel import history
 from millwheel.engine.logged import LoggedStore
 from millwheel.engine.plan import NUMBERS_ROW, Plan, check_states, numbered, unpack_numbers
 from millwheel.engine.records import SLOTS
-from millwheel.engine.store import GIVEN, SERVER, SINK, TAKEN_UP, node_rows
+from millwheel.engine.store import COPIES, GIVEN, SERVER, SINK, TAKEN_UP, node_rows
+from millwheel.machines import holder_of
 from millwheel.sinks import is_elsewhere
 from millwheel.topology import Topology
 from millwheel.worker import shared_store, store_of
@@ -61,6 +62,7 @@ class Begun:
             first = stores[0]
             self._same_servers(stores)
             self._go_on(first)
+            self._same_copies(first, topology)
             for store in stores:
                 store.claim(range(SLOTS), 0, 1)
             known = unpack_numbers(first.numbers(NUMBERS_ROW)) or self._take_up(stores)
@@ -115,6 +117,25 @@ class Begun:
             elif there.decode() != here:
                 uri = parse_uri(self.stores[place - 1]).shown
                 raise UsageError(f"{uri} is store {there.decode()}: give the same ones in the same order")
+
+    def _same_copies(self, store: LoggedStore, topology: Topology) -> None:
+        """Copies that were begun elsewhere would be made anew, and count twice. UsageError."""
+        for name, injector in topology.injectors.items() if self.stores else ():
+            if not (injector.imported or injector.listen):
+                continue
+            row = COPIES + name.encode()
+            here = "" if injector.copies else f"{holder_of(self.work)} {self.work.absolute()}"
+            there = store.numbers(row)
+            if there is None:
+                store.numbers(row, here.encode())
+                continue
+            holder, _, where = there.decode().partition(" ")
+            if holder != here.partition(" ")[0]:
+                raise UsageError(
+                    f"injector '{name}' has what it received in {where}: go on with that --work"
+                    if where
+                    else f"injector '{name}' has shared copies: name their directory again (copies=...)"
+                )
 
     def _take_up(self, stores: list[LoggedStore]) -> dict[str, int]:
         """The history, into stores that have not begun, or in which that was cut off. The numbers that its

@@ -15,7 +15,7 @@ from millwheel import postgresql as module
 from millwheel.engine import logged
 from millwheel.engine.records import SLOTS
 from millwheel.errors import ZombieError
-from photon.core.errors import StorageError, UsageError
+from photon.core.errors import FencedError, StorageError, UsageError
 from tests.millwheel.running import HELD, LOSES
 from tests.millwheel.topologies import clicks
 from tests.waiting import wait_until
@@ -118,6 +118,58 @@ def test_a_claim_that_is_cut_off_is_made_again_and_ends_the_former_one(server, o
             break
     cut.close()
     assert statement > 5
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_ledger_of_copies_has_what_was_put_whatever_statement_is_cut(server, opened, monkeypatch, before):
+    cut = Cut(monkeypatch, server)
+    former, rows = opened().ledger("source", 1), {}
+    for statement in itertools.count(1):
+        ledger = opened().ledger("source", 1)
+        cut.at(statement, before)
+        number, found = ledger.claim()
+        assert found == rows
+        ledger.put({b"a": b"%d" % statement, b"b%d" % statement: b""})
+        ledger.put({b"b%d" % statement: None})
+        rows = {b"a": b"%d" % statement}
+        done = not cut.was_cut
+        cut.left = None
+        with pytest.raises(FencedError):
+            former.put({b"a": b"zombie"})
+        former = ledger
+        if done:
+            break
+    cut.close()
+    assert statement > 5 and number >= statement
+
+
+def test_a_ledger_is_of_one_source_and_of_the_last_reign(opened):
+    one, other, old = (opened().ledger(*given) for given in (("source", 7), ("source 2", 3), ("source", 6)))
+    assert (one.claim(), other.claim()) == ((1, {}), (1, {}))
+    one.put({b"a": b"1"})
+    other.put({b"a": b"2"})
+    with pytest.raises(FencedError, match="another machine copies source by now"):
+        old.claim()
+    one.put({b"b": b""})
+    assert opened().ledger("source", 8).claim() == (2, {b"a": b"1", b"b": b""})
+
+
+def test_a_put_under_way_is_over_before_a_claim_and_in_it(server, opened):
+    opened().ledger("source", 1).claim()
+    blocker = psycopg.connect(server.uri)
+    new = opened()
+    blocker.execute(f"SET search_path TO {new._schema}")
+    blocker.execute("SELECT 1 FROM copiers FOR NO KEY UPDATE")
+    blocker.execute("INSERT INTO copied VALUES ('source', 'a', 'under way')")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(new.ledger("source", 1).claim()))
+    thread.start()
+    thread.join(0.3)
+    assert found == []
+    blocker.commit()
+    blocker.close()
+    thread.join(20)
+    assert found == [(2, {b"a": b"under way"})]
 
 
 def test_a_commit_under_way_is_over_before_a_claim_and_in_it(server, opened):

@@ -100,6 +100,15 @@ HELD = two_stages(
     **{DEAD_LETTERS: LogSink("out/dead-letters")},
 )
 """As well by what was written."""
+COPIED = two_stages(
+    Logs(
+        os.environ.get("SOURCE", "kafka://host/topic"),
+        "ts",
+        lateness_s=1,
+        copies=os.environ.get("COPIES", "/copies"),
+    ),
+    **{DEAD_LETTERS: LogSink("out/dead-letters")},
+)
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
 PUSHED_SLOW = two_stages(PUSHED.injectors["clicks"], counts=SlowCounts)
 
