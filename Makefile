@@ -36,7 +36,7 @@ test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part, a clust
 
 test-long: $(VENV)/.dev $(VENV)/.spark $(HELM)  ## real data sets; Spark drills; more seeds through the simulator of the replicated log
 	$(PYTEST) -m "long and not ($(APART))"
-	PHOTON_SIM_SEEDS=60 $(PYTEST) --timeout 1200 tests/simulation/test_seeds.py
+	PHOTON_SIM_SEEDS=25 $(PYTEST) --timeout 1200 tests/simulation/test_seeds.py
 	@echo "More seeds, of these tests and of the simulator: make soak"
 
 test-faults: $(VENV)/.dev $(TOXIPROXY)  ## a system of several datacenters whose processes, links and disks fail; needs Go
@@ -61,7 +61,7 @@ results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn i
 soak-millwheel: $(VENV)/.dev $(TOXIPROXY)  ## random faults on machines that compute one run for MINUTES (30), then a report
 	$(BIN)/python -m tests.millwheel.soak --minutes $(MINUTES)
 
-soak: $(VENV)/.dev  ## more seeds than test-long; tens of thousands through the simulator of the replicated log: hours
+soak: $(VENV)/.dev $(VENV)/.spark  ## more seeds than test-long, and faults that CI leaves out; tens of thousands through the simulator: hours
 	PHOTON_SOAK=1 $(PYTEST) -m soak
 	PHOTON_SIM_SEEDS=5000 $(PYTEST) --timeout 1200 tests/simulation/test_seeds.py
 

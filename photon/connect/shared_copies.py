@@ -72,7 +72,8 @@ class SharedCopies(CopiedLogs):
             found = path.read_bytes() if path.exists() else None
             if mark is None:
                 if any(not other.name.startswith(_MARK_FILE) for other in directory.iterdir()):
-                    raise UsageError(f"{directory}: holds other files; name another directory for `copies`")
+                    has = "other files" if found is None else "the copies of another run"
+                    raise UsageError(f"{directory}: holds {has}; name another directory for `copies`")
                 mark = found or secrets.token_hex(16).encode()
                 write_file(path, mark)
                 self._ledger.put({_MARK: mark})

@@ -118,6 +118,7 @@ def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_lines_wait_while_a_worker_with_its_keys_comes_back(tmp_path, monkeypatch):
     monkeypatch.setattr(millwheel, "LIVE_LINES_PER_S", 100)
     rows = millwheel.recovery(replace(Plan(tmp_path), lines=2_000, live_seconds=3.0), lambda _: None)

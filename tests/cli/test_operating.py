@@ -180,6 +180,7 @@ def test_fates_that_do_not_add_up_stand_out():
 
 @pytest.mark.cluster
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_run_whose_ports_are_anothers_by_now_neither_sees_nor_changes_it(running, tmp_path, command):
     _, _, out = running
     work = tmp_path / "work"

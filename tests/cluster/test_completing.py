@@ -155,6 +155,7 @@ def test_a_drained_run_ends_when_all_its_files_are_made_parquet_however_long_it_
 
 @pytest.mark.long
 @pytest.mark.cluster
+@pytest.mark.soak
 def test_files_that_are_left_are_told_and_the_next_run_completes_them(
     slow_run, tmp_path, monkeypatch, capsys
 ):

@@ -45,6 +45,7 @@ def roles(tmp_path):
 
 @pytest.mark.timeout(400)
 @pytest.mark.long
+@pytest.mark.soak
 def test_processes_wait_until_the_names_of_the_others_are_known_and_say_what_they_wait_for(
     roles, hosts, in_own_names
 ):

@@ -246,8 +246,12 @@ HELD: list[Moment] = [
     Holding("replicas.json", 1),
     Holding("group-0001/*", 1),
 ]
-MOMENTS: list[list[Moment]] = [[held] for held in HELD]
-MOMENTS.append([After(0.2 + 0.1 * n) for n in range(9)])
+OFTEN = HELD[1], HELD[3], HELD[5]
+MOMENTS = [
+    [After(0.2 + 0.1 * n) for n in range(9)],
+    *([held] for held in OFTEN),
+    *(pytest.param([held], marks=pytest.mark.soak) for held in HELD if held not in OFTEN),
+]
 
 
 def start_and_kill(logs: Path, out: Path, moment: Moment) -> None:

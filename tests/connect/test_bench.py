@@ -55,6 +55,7 @@ def test_what_is_lacking_is_named():
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_a_small_run_of_all_parts(tmp_path, broker):
     plan = Plan(tmp_path, queries=5_000, clicks=1_000, runs=1, live_seconds=2.0)
     told = []

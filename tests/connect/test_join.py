@@ -84,6 +84,7 @@ def test_a_bad_row_is_complained_of_by_its_file_and_row(tmp_path, command):
 
 @pytest.mark.cluster
 @pytest.mark.long
+@pytest.mark.soak
 def test_what_was_imported_is_verified_by_the_names_it_was_joined_by(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -115,6 +116,7 @@ def test_a_topic_that_is_not_there_ends_a_join_that_does_not_follow(tmp_path, br
 
 @pytest.mark.long
 @pytest.mark.cluster
+@pytest.mark.soak
 def test_records_that_retention_took_are_in_the_summary_and_the_exit_status(tmp_path, broker, topic):
     (tmp_path / "q.jsonl").write_bytes(b"\n".join(map(line, queries(30))) + b"\n")
     name, found = topic(), []
@@ -266,6 +268,7 @@ def test_two_datacenters_into_three_stores_through_kills(tmp_path, postgresql, s
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
+@pytest.mark.soak
 def test_a_followed_topic_through_kills_of_importer_and_broker(tmp_path, broker, topic):
     primary, foreign, out = topic(2), topic(3), tmp_path / "out"
     names = (f"kafka://{broker.address}/{primary}", f"kafka://{broker.address}/{foreign}")

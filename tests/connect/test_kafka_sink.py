@@ -312,6 +312,7 @@ def die_while_writing(sink, name, address):
     assert one._producer.flush(30) == 0
 
 
+@pytest.mark.soak
 def test_a_transaction_that_a_killed_broker_ended_in_part_is_there_whole_and_once(tmp_path, sink):
     """Kafka 4.4 forgets the partitions that have no leader yet when it starts. So their markers are gone."""
     from confluent_kafka.admin import AdminClient, NewTopic

@@ -199,8 +199,12 @@ def test_a_directory_has_the_copies_of_one_run(copies, tmp_path, rows):
     SharedCopies(tmp_path / "elsewhere", FILE_BYTES, SOURCE, Held(other, 1))
     with pytest.raises(UsageError, match="holds the copies of another run"):
         copies(1, other)
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="holds the copies of another run"):
         copies(1, Rows())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "0-000000.jsonl").touch()
+    with pytest.raises(UsageError, match="holds other files"):
+        SharedCopies(tmp_path / "other", FILE_BYTES, SOURCE, Held(Rows(), 1))
     with pytest.raises(UsageError, match="are not there"):
         SharedCopies(tmp_path / "empty", FILE_BYTES, SOURCE, Held(rows, 2))
 

@@ -33,6 +33,7 @@ class Tables(Truth):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_one_datacenter_reads_tables_and_both_publish_through_kills(tmp_path):
     lake = tmp_path / "lake"
     sink = f"file://{lake}?format=parquet&every_s=0.5"

@@ -49,12 +49,15 @@ class Copying(Several):
             sent = len(self.lines)
             wait_until(lambda sent=sent: self.counted() >= sent, what=lambda: f"{self.counted()} of {sent}")
 
-    def check(self):
-        self.flow(1)
+    def check(self, flow=1):
+        self.flow(flow)
         counts = {(one["key"], one["second"]): one["count"] for one in self.system.sink("counts")}
         wanted = {(one["key"], one["second"]): one["count"] for one in expected(self.lines)["counts"]}
         assert counts == wanted and len(counts) == len(self.system.sink("counts"))
         assert self.system.sink("dead-letters") == []
+
+    def told(self, name):
+        return (self._directory / f"{name}.told").read_text()
 
 
 @pytest.fixture
@@ -104,3 +107,42 @@ def test_who_leads_copies_and_each_record_counts_once_whoever_is_killed_or_freez
     wait_until(lambda: copiers(copying) == ["three"])
     copying.flow(2)
     copying.check()
+
+
+def test_a_backlog_is_worked_off_though_who_copies_is_killed_and_another_run_takes_what_came(
+    copying, tmp_path
+):
+    copying.send(30_000)
+    runs = {name: copying.start(name) for name in ("one", "two")}
+    wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("copies/*/*/*.jsonl")))
+    (lead,) = copiers(copying)
+    copying.system.signal(lead, signal.SIGKILL)
+    runs.pop(lead)
+    (left,) = runs.values()
+    summary = json.loads(left.communicate(timeout=100)[0])
+    copying.check(flow=0)
+    assert summary["ended"] and summary["workers"] == 2
+    copying.send(100)
+    runs = [copying.start(name) for name in ("one", "two")]
+    assert [json.loads(run.communicate(timeout=100)[0])["ended"] for run in runs] == [True, True]
+    late = [letter["time"] for letter in copying.system.sink("dead-letters")]
+    assert sorted(late) == sorted(line["ts"] for line in copying.lines[30_000:])  # windows had ended for good
+
+
+def test_copies_belong_to_one_run_and_stay_where_they_were_begun(copying, tmp_path):
+    copying.send(10)
+    copying.start("one").communicate(timeout=100)
+    copying.check(flow=0)
+    first, environment = copying.uris[0], copying.system.environment
+    copying.uris = [first.replace("schema=", "schema=other")]
+    assert copying.start("two").wait(100) == 2
+    assert "holds the copies of another run; name another directory for `copies`" in copying.told("two")
+    copying.uris, environment["COPIES"] = [first], str(tmp_path / "elsewhere")
+    assert copying.start("one").wait(100) == 2
+    assert "the copies of this run are not there" in copying.told("one")
+    environment["COPIES"] = ""
+    assert copying.start("one").wait(100) == 2
+    assert "give it a directory that all machines reach (copies=DIRECTORY)" in copying.told("one")
+    alone = ["--work", "one", "--store", first]
+    said = copying.system.refused("run", COPIED, *alone)
+    assert "injector 'clicks' has shared copies: name their directory again (copies=...)" in said

@@ -23,6 +23,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+OVER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 SCREENSHOTS = os.environ.get("PHOTON_SCREENSHOTS")
 """A directory: the pages are kept there; docs/console.md shows two of them."""
 
@@ -90,7 +91,10 @@ def browser():
         made.close()
 
 
-@pytest.fixture(params=[(1200, "light"), (320, "dark")], ids=lambda shape: f"{shape[0]}px-{shape[1]}")
+SHAPES = [(1200, "light"), pytest.param((320, "dark"), marks=pytest.mark.soak)]
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: f"{shape[0]}px-{shape[1]}")
 def page(request, browser, dev):
     width, colours = request.param
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colours)
@@ -104,9 +108,12 @@ def page(request, browser, dev):
     name = re.sub(r"\W+", "-", request.node.name.partition("[")[0].removeprefix("test_"))
     if SCREENSHOTS and width == 1200:
         page.screenshot(path=f"{SCREENSHOTS}/{name}.png")
-    over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    over = [page.evaluate(OVER)]
+    page.set_viewport_size({"width": 320, "height": 900})
+    page.emulate_media(color_scheme="dark")
+    over.append(page.evaluate(OVER))
     context.close()
-    assert wrong == [] and over <= 0
+    assert wrong == [] and max(over) <= 0
 
 
 def shows(page, text, exact=False):

@@ -327,7 +327,7 @@ def missed(machines, name):
     machines.registry.unheard.clear()
 
 
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("restarts", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.long
 def test_one_that_stood_still_keeps_the_events_that_wait_though_their_log_is_gone(machines, site, restarts):
     there = late_primaries(site)

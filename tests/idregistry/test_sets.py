@@ -254,6 +254,7 @@ def test_commits_go_on_from_one_set_to_three_with_leaders_killed(make_cluster: M
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_set_that_retires_is_gone_when_what_it_held_is_forgotten(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(shards=1, clock_skew_s=0.5, retention_days=12 / 86_400)
     load = Load([cluster.client(5.0) for _ in range(2)], pause_s=0.02)

@@ -48,7 +48,7 @@ TOPOLOGY = Topology(
     "what",
     [
         "exit",
-        pytest.param("segv", marks=pytest.mark.long),
+        pytest.param("segv", marks=[pytest.mark.long, pytest.mark.soak]),
         pytest.param("interrupt", marks=pytest.mark.long),
         pytest.param("regex", marks=pytest.mark.long),
     ],

@@ -523,6 +523,7 @@ if Path(os.environ["MACHINE"] + ".code").read_text() == "more":
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_a_machine_that_has_other_code_has_no_part_until_it_has_the_same(uri, system, tmp_path):
     (tmp_path / "mine.py").write_text(OF_MACHINE)
 

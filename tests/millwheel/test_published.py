@@ -295,6 +295,7 @@ def test_workers_and_whole_runs_are_killed_and_each_line_is_published_once(syste
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_sink_that_is_away_is_told_and_catches_up_when_it_is_back(system, server):
     now = time.time_ns() // 1_000
     lines = [{"user": f"user{n % 50}", "ts": now - 60 * SECOND + n * 1_000} for n in range(4_000)]

@@ -181,6 +181,7 @@ TOPOLOGY = Topology(
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_after_a_stop_no_line_comes_again_in_another_directory_of_the_sink(system):
     (system.directory / "mine.py").write_text(ELSEWHERE)
     for into in ("first", "second", "third"):
@@ -264,6 +265,7 @@ made = lambda: replace(TOPOLOGY, computations={**TOPOLOGY.computations, "more": 
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_new_code_of_a_module_that_the_topology_imports_is_deployed(system):
     (system.directory / "mine.py").write_text(HELPED)
     (system.directory / "helper.py").write_text(HELPER)
@@ -399,6 +401,7 @@ def test_a_state_that_new_code_does_not_read_is_refused_before_anything_is_used_
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_log_that_is_written_anew_is_told_on_the_terminal_of_the_run(system, tmp_path):
     """Not in the log of its worker alone, where nobody looks."""
     told, lengths = tmp_path / "told", itertools.cycle((200, 1))

@@ -218,6 +218,7 @@ def test_a_worker_with_nearly_all_of_the_load_hands_half_of_it_over_and_no_count
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_who_pushes_does_not_notice_that_slots_move(system, tmp_path):
     told = tmp_path / "told"
     system.start("--workers", "2", "--follow", name="tests.millwheel.topologies:PUSHED_SLOW", told=told)

@@ -137,7 +137,12 @@ def assert_joined_by_the_next_run(run):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("harm", "left"), [("deleted", 0), ("cut in the middle of a line", 20), ("cut before a newline", 19)]
+    ("harm", "left"),
+    [
+        pytest.param("deleted", 0, marks=pytest.mark.soak),
+        ("cut in the middle of a line", 20),
+        pytest.param("cut before a newline", 19, marks=pytest.mark.soak),
+    ],
 )
 def test_what_a_joined_file_lost_is_joined_again_once_and_the_rest_stays(make_run, harm, left):
     run = make_run()
@@ -157,7 +162,14 @@ def test_what_a_joined_file_lost_is_joined_again_once_and_the_rest_stays(make_ru
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("what", ["a file", "all that it wrote", "its disk"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("a file", marks=pytest.mark.soak),
+        pytest.param("all that it wrote", marks=pytest.mark.soak),
+        "its disk",
+    ],
+)
 def test_complete_files_that_are_gone_are_joined_again_once_the_user_says_that_they_were_not_moved(
     make_run, what
 ):
@@ -231,6 +243,7 @@ def account_of(run):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_joined_file_that_is_deleted_is_told_by_the_joiner_that_wrote_it(make_run):
     run = make_run()
     run.begin(EVENTS)

@@ -18,7 +18,12 @@ from tests.simulation.holes import HOLES, weak_machine
 from tests.simulation.registry_holes import small_chunks
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.hole)
+def _played_by(case: Case) -> Any:
+    """Those of a whole registry take long."""
+    return pytest.param(case, marks=[pytest.mark.soak] if isinstance(case.plan, whole.Whole) else [])
+
+
+@pytest.mark.parametrize("case", [_played_by(case) for case in CASES], ids=lambda case: case.hole)
 @pytest.mark.long
 @pytest.mark.timeout(600)  # twenty seeds of some seconds each, at most
 def test_a_seed_notices_the_hole_and_passes_without_it(case: Case) -> None:

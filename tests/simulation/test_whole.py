@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.caught import AHEAD, HELD, MOVING, PUT_BACK
 from tests.simulation.whole import SPREAD_S, Whole, WholeRun, play
 
-SEEDS = int(os.environ.get("PHOTON_SIM_SEEDS", "0")) or 5
+SEEDS = int(os.environ.get("PHOTON_SIM_SEEDS", "0")) or 3
 
 
 def played(plans: list[Whole]) -> Counter[str]:
@@ -27,7 +27,7 @@ def test_a_registry_is_sharded_anew_through_a_blackout_and_keeps_every_promise()
     assert total["groups"] > 3, "the directory says of no new shard"
 
 
-@pytest.mark.parametrize("spread_s", [0.0, SPREAD_S])
+@pytest.mark.parametrize("spread_s", [pytest.param(0.0, marks=pytest.mark.soak), SPREAD_S])
 @pytest.mark.long
 def test_shards_come_go_and_come_again_while_hosts_fail(spread_s: float) -> None:
     total = played([Whole(seed, spread_s) for seed in range(SEEDS)])
@@ -47,18 +47,21 @@ def test_shares_move_between_members_and_have_one_owner_at_a_time() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_what_was_won_by_half_is_not_won_when_the_boundary_has_passed_its_guard() -> None:
     """Seeds that noticed it."""
     played([Whole(seed, SPREAD_S) for seed in (24, 54, 57)])
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_what_a_fenced_life_has_left_in_one_shard_of_two_is_given_back_or_released() -> None:
     """Seeds in which some was left."""
     played([Whole(seed, SPREAD_S) for seed in (14, 66, 123, 164)])
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_no_boundary_passes_what_dispatchers_hold_while_shards_and_hosts_come_and_go() -> None:
     """2.3. They are silent for longer than ids are kept."""
     total = played([replace(HELD, seed=seed) for seed in range(SEEDS)])
@@ -67,6 +70,7 @@ def test_no_boundary_passes_what_dispatchers_hold_while_shards_and_hosts_come_an
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_clocks_and_events_that_are_a_year_ahead_let_no_shard_forget_a_year() -> None:
     """2.3. Nor one that comes meanwhile."""
     total = played([replace(AHEAD, seed=seed) for seed in range(SEEDS)])

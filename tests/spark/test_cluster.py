@@ -65,7 +65,7 @@ def test_a_worker_lost_in_the_middle_of_a_job_does_not_spoil_the_result(start, c
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=[pytest.mark.long, pytest.mark.soak])],
 )
 def test_ended_by_a_signal_it_leaves_neither_processes_nor_files(start, cluster, tmp_path, number, status):
     process = start("squares", "--began", tmp_path, "--seconds", "60")
@@ -89,6 +89,7 @@ def test_a_python_of_executors_that_lacks_libraries_is_told_with_what_it_lacks(s
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_python_that_executors_do_not_have_is_told(start, cluster):
     options = [*on_cluster(cluster), "--conf", "spark.pyspark.python=/nowhere/python3"]
     told = one_line(ended(start("places", options=options)), status=2)
@@ -96,6 +97,7 @@ def test_a_python_that_executors_do_not_have_is_told(start, cluster):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_cluster_that_gives_no_executor_is_told_and_not_waited_for_for_ever(start, cluster):
     options = ["--master", cluster.master, "--conf", "spark.executor.memory=64g"]
     told = one_line(ended(start("places", "--wait", "3", options=options)), status=1)

@@ -99,6 +99,7 @@ def test_verify_finds_the_faults(damaged, there):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_recover_finds_the_same_losses(damaged, here, there):
     where = ["--out", damaged / "out", "--work", damaged / "out" / ".photon", "--json"]
     command = ["recover", "--foreign", damaged / "logs" / "clicks", *where]
@@ -108,6 +109,7 @@ def test_recover_finds_the_same_losses(damaged, here, there):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_logmap_build_makes_the_same_map(run, tmp_path, here, there):
     command = ["logmap", "build", "--primary", run / "logs" / "queries", "--json", "--map"]
     done = there(*command, tmp_path / "first")
@@ -209,6 +211,7 @@ TOPOLOGY = Topology(
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_history_whose_worker_is_lost_has_each_line_once(tmp_path, cluster):
     """Of the user's own module, which the executors don't have; then held against what a run makes."""
     (tmp_path / "visits.py").write_text(_SLOW_VISITS)

@@ -12,6 +12,7 @@ pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
 
 
+@pytest.mark.soak
 def test_a_worker_that_is_lost_with_its_executor_costs_no_event(tmp_path, cluster):
     registry = RealRegistry(tmp_path / "registry")
     followed = Followed(tmp_path, registry.address)
