@@ -107,6 +107,7 @@ def test_a_small_cache_counts_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(millwheel, "LIVE_LINES_PER_S", 100)
     monkeypatch.setattr(millwheel, "LIVE_WORKERS", (1, 2))

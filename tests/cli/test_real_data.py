@@ -15,7 +15,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("name", "datacenters"), [("spans-logs", 1), ("spans-logs", 2), ("weather-flights", 2)]
+    ("name", "datacenters"),
+    [pytest.param("spans-logs", 1, marks=pytest.mark.soak), ("spans-logs", 2), ("weather-flights", 2)],
 )
 def test_exactly_the_known_pairs_are_joined(tmp_path, name, datacenters):
     data = shared_data() / name

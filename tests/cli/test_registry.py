@@ -74,6 +74,7 @@ def test_a_running_system_is_resharded_and_told_why_when_it_can_not_be(tmp_path:
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp_path: Path) -> None:
     logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"
     work = out / ".photon"
@@ -123,6 +124,7 @@ def gone(work: Path, name: str) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_a_run_goes_on_with_a_replacement_that_was_begun(tmp_path: Path) -> None:
     """The new replica had started, and had learned nothing yet, when everything was killed."""
     logs, out = write_logs(tmp_path / "logs", 200), tmp_path / "out"

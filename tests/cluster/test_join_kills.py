@@ -64,7 +64,10 @@ def assert_exact(out, truth, summary):
 
 @pytest.mark.parametrize(
     "kinds",
-    [("registry", "dispatcher"), pytest.param(("eventstore", "joiner"), marks=pytest.mark.long)],
+    [
+        ("registry", "dispatcher"),
+        pytest.param(("eventstore", "joiner"), marks=[pytest.mark.long, pytest.mark.soak]),
+    ],
     ids="-".join,
 )
 def test_killed_processes_change_nothing_in_what_is_joined(generated, tmp_path, kinds):

@@ -142,6 +142,7 @@ UNFOUNDED = ("none", "locked", "identity", "group", "cut", "hard_state", "listed
 
 
 @pytest.mark.long
+@pytest.mark.soak
 def test_whatever_founders_left_before_they_began_is_cleared(tmp_path: Path) -> None:
     for stages in itertools.combinations_with_replacement(UNFOUNDED, 3):
         work = tmp_path / "-".join(stages)

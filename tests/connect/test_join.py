@@ -161,6 +161,7 @@ def produce(broker, topic, events, partitions):
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
+@pytest.mark.soak
 def test_topics_are_joined_to_their_ends_and_then_on(tmp_path, broker, topic):
     primary, foreign, out = topic(3), topic(2), tmp_path / "out"
     produce(broker, primary, queries(), 3)

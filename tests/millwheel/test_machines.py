@@ -587,7 +587,7 @@ GARBAGE = (
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_strangers_bytes_on_any_port_end_nothing_but_their_connection(uri, system, tmp_path, tls):
     several = Several(system, uri, tmp_path, 9)
     if not tls:
