@@ -210,6 +210,7 @@ def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(ses
     assert total == json.loads(said)["foreign_events"]
 
 
+@pytest.mark.soak
 def test_tables_are_copied_first_and_what_they_get_later_is_joined_by_the_next_backfill(
     tmp_path, requirements
 ):

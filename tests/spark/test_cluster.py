@@ -80,6 +80,7 @@ def test_ended_by_a_signal_it_leaves_neither_processes_nor_files(start, cluster,
     wait_until(lambda: not cluster.executors(), what="the executors' end")
 
 
+@pytest.mark.soak
 def test_a_python_of_executors_that_lacks_libraries_is_told_with_what_it_lacks(start, tmp_path):
     venv.create(tmp_path / "bare", with_pip=False)
     bare = tmp_path / "bare" / "bin" / "python"

@@ -67,8 +67,13 @@ def test_what_comes_is_joined_and_what_never_meets_is_told(followed):
     assert total["foreign_events"] == sum(counted.values())
 
 
-def test_a_driver_that_is_killed_anywhere_goes_on_and_each_event_is_joined_once(followed):
-    for point in ("joined", "lease seen", "renamed", "listed", "published"):
+@pytest.mark.parametrize(
+    "points",
+    [("joined", "published"), pytest.param(("lease seen", "renamed", "listed"), marks=pytest.mark.soak)],
+    ids=", ".join,
+)
+def test_a_driver_that_is_killed_anywhere_goes_on_and_each_event_is_joined_once(followed, points):
+    for point in points:
         followed.more(40)
         process = followed.start(kill_at=point)
         _, error = process.communicate(timeout=WAIT_S)

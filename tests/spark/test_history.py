@@ -220,6 +220,7 @@ def test_a_run_goes_on_where_a_history_ends_through_kills(here, on_session, phot
 
 @pytest.mark.spark
 @pytest.mark.cluster
+@pytest.mark.soak
 def test_a_history_goes_into_several_servers_through_kills(here, on_session, photon):
     programs = need_server()
     lines = clicks(random.Random(9), 4000, users=40, seconds=900)

@@ -174,6 +174,7 @@ def test_holds_wall_clock_timers_and_several_inputs_are_as_in_a_run(tmp_path, ru
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
+@pytest.mark.soak
 def test_two_injectors_of_the_same_logs_each_read_all_of_them(run):
     running, dice = run("TWICE"), random.Random(7)
     running.write(60, dice)
