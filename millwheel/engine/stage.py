@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from millwheel.computation import BEFORE
+from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.calls import Calls, ours
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
 from millwheel.engine.plan import Plan, shown_type, state_type
@@ -280,8 +280,10 @@ class Stage:
         stream, opened = self._openers[number]
         values = values_of(records.values, len(records))
         for key, time, value in zip(records.keys, records.times.tolist(), values, strict=True):
-            behind = (self.low_watermark - time) / 1e6
-            self._bury(key, time, f"late by {behind:g} s", stream=stream, value=shown_value(opened, value))
+            how = f"late by {(self.low_watermark - time) / 1e6:g} s"
+            if self.low_watermark >= NEVER:
+                how = "late: all logs had ended"
+            self._bury(key, time, how, stream=stream, value=shown_value(opened, value))
 
     def _bury(self, key: str, time: int, reason: str, **what: Any) -> None:
         self.counts["dead_letters"] += 1

@@ -223,6 +223,20 @@ def test_a_late_record_goes_where_it_is_declared_to_go(late, told, letters):
     assert bench.lines("out") == [False]
 
 
+@pytest.mark.parametrize(
+    ("mark", "reason"), [(1_000_099, "late by 1 s"), (NEVER, "late: all logs had ended")]
+)
+def test_a_dead_letter_says_how_late_its_record_was(mark, reason):
+    class Silent(Computation[dict]):
+        def process_record(self, record, ctx):
+            raise AssertionError
+
+    bench = of_one(Silent(), late="dead-letter")
+    bench.watermark(mark)
+    bench.send("clicks", {"user": "ann", "ts": 99})
+    assert [letter["reason"] for letter in bench.dead_letters] == [reason]
+
+
 class Cells(BatchComputation):
     def process_batch(self, batch, ctx):
         if any(value == "poison" for value in batch.values):
