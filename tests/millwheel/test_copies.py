@@ -11,29 +11,42 @@ from millwheel.engine.store import POSITION
 from millwheel.sources import LogSource
 from photon.connect.copies import Copies, drop_copy, forget_known, known_to
 from photon.connect.ports import Batch
+from photon.connect.shared_copies import SharedCopies
 from photon.core.clock import ManualClock
+from photon.core.errors import FencedError
 from photon.logs.shares import slot_of
+from tests.connect.test_shared_copies import Held, Rows
 
 URI = "kafka://broker:9092/clicks"
 FILE_BYTES = 400
+REIGN = 3
 
 
 class Copied:
     """The copies of one source, as an importer makes them, and a worker that reads them."""
 
-    def __init__(self, received, mine=lambda _: True, lateness_s=0.0):
+    def __init__(self, received, mine=lambda _: True, lateness_s=0.0, shared=None):
+        """`shared`: the ledger, where several machines share them."""
         injector = Logs(URI, time="ts", unit="s", lateness_s=lateness_s)
         (self.directory,) = injector.copied_to(received)
-        self.copies = Copies(self.directory, FILE_BYTES, URI)
+        self._shared = shared
+        self.copy_next()
         self.told, self.clock, self._next = [], ManualClock(), {}
         self._injector, self._spool, self.rows = injector.within(received), received / "spool", {}
         self.open(mine)
+
+    def copy_next(self):
+        """Of shared ones another machine copies from now on."""
+        if self._shared is None:
+            self.copies = Copies(self.directory, FILE_BYTES, URI)
+        else:
+            self.copies = SharedCopies(self.directory, FILE_BYTES, URI, Held(self._shared, REIGN))
 
     def open(self, mine):
         rows = [(row, packed) for row, packed in self.rows.items() if packed and row.startswith(POSITION)]
         self.source = LogSource(
             "clicks", 0, self._injector, {0: Input("clicks", key="k", value=None)}, rows, mine, 1, True,
-            self._spool, self.clock, lambda: None, self.told.append, None, True,
+            self._spool, self.clock, lambda: None, self.told.append, None, True, REIGN if self._shared else 0,
         )  # fmt: skip
 
     def copy(self, partition, *seconds):
@@ -220,6 +233,33 @@ def test_a_promise_about_a_file_of_which_half_is_read_is_not_kept_by_the_next_on
     copied.read()
     copied.look()
     assert copied.bound == 9
+
+
+def test_of_shared_copies_no_more_is_read_than_was_told(tmp_path):
+    copied = Copied(tmp_path, shared=Rows())
+    copied.copy("a", 5, 6)
+    copied.look()
+    assert (copied.read(), copied.bound) == (0, BEFORE)
+    copied.promise(7)
+    copied.copy("a", 8)  # durable, and in the ledger
+    copied.look()
+    assert copied.read() == 2
+    copied.look()
+    assert (copied.read(), copied.bound) == (0, 7)
+    former = copied.copies
+    copied.copy_next()
+    assert copied.copies.after == {"a": 2}
+    with pytest.raises(FencedError):
+        former.append([Batch("a", b'{"k": "k", "ts": 9}\n', ((3, 1),))])
+    copied.copy("a", 9, 10)
+    copied.promise(11)
+    copied.look()
+    assert copied.read() == 3, "one of before, two of now, and none that was not told in time"
+    copied.look()
+    assert (copied.read(), copied.bound) == (0, 11)
+    assert sum(size for _, size in sizes(copied)) > sum(
+        end for _, end in known_to(copied.directory, REIGN).ends
+    )
 
 
 def test_a_file_that_is_read_and_deleted_is_not_copied_again_though_nothing_stands_in_the_next(copied):
